@@ -221,11 +221,11 @@ class Executor:
                 patch = {"metadata": metadata, "spec": {"suspend": suspend}}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case ResizeJob(name, nodes):
-                memory.observed = {}  # what was read of the queue concerned the former size
+                memory.forget_causes()  # what was read of the queue concerned the former size
                 patch = {"spec": {"completions": nodes, "parallelism": nodes}}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case RelabelJob(name, metadata):
-                memory.observed = {}  # what was read concerned the former queue
+                memory.forget_causes()  # what was read concerned the former queue
                 patch = {"metadata": metadata}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case CreatePod(name, index, serial):

@@ -30,7 +30,7 @@ from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Trouble
+from ddp_operator.decide.state import Causes, Children, Observation, Trouble
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.events import (
@@ -120,6 +120,10 @@ class Memory:
     """Fields of the stored status that could not be read in the last pass."""
     state_problem: str = ""
     """Why the operator's state could not be read from it."""
+
+    def forget_causes(self) -> None:
+        """Forget why objects do not start: features read it again."""
+        self.observed = {name: value for name, value in self.observed.items() if not isinstance(value, Causes)}
 
 
 def digest_resource(resource: Object, profile: Profile | None) -> bytes:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 # Not those that were ignored at the start: SIGHUP under nohup, SIGINT and SIGQUIT in the background of a script.
@@ -18,6 +19,8 @@ STOP_SIGNALS = tuple(
 STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
 STOPPED_STATES = ("T", "t")  # process states: stopped by a signal, by a debugger
 SLEEPING_STATES = ("S", "D")  # for an event, for a device
+_MOST_WORDS = 16  # of a command line
+_COMMAND_LIMIT = 60  # characters
 
 
 def read_cpu_quota() -> float | None:
@@ -186,3 +189,10 @@ def list_children() -> set[int]:
             return {int(pid) for pid in file.read().split()}
     except (OSError, ValueError):
         return set()
+
+
+def name_command(words: Iterable[str]) -> str:
+    """Return the program of a command line, and its script: other arguments may have tokens and other secrets."""
+    program, *arguments = [os.path.basename(word) for word in islice(words, _MOST_WORDS)] or [""]
+    script = next((word for word in arguments if word.endswith((".py", ".sh"))), "")
+    return f"{program} {script}".strip()[:_COMMAND_LIMIT]

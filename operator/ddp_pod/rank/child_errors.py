@@ -35,4 +35,4 @@ def _record(error: BaseException, path: str, about: Any) -> None:
         os.unlink(path)  # of a former process, which the program has outlived
     except FileNotFoundError:
         pass
-    record_exception(error, path, about)
+    record_exception(error, path, about, ends=False)  # a program may call the hook for an exception that it handles

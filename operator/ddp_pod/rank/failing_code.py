@@ -5,7 +5,9 @@ No code of the script runs: values are read from frames, by type.
 
 import ast
 import linecache
+import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
@@ -102,7 +104,7 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     if not lines or sum(map(len, lines)) > _MOST_BYTES:
         return None
     position = _find_position(frame.f_code, trace.tb_lasti)
-    path = _find_path(ast.parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
+    path = _find_path(_parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
     statement, expression = _find_expression(path, position)
     if statement is None:
         return None
@@ -121,6 +123,14 @@ def _passes_on(statement: ast.Raise, error: BaseException, frame: FrameType) -> 
     """Return whether a statement raises an exception that an object keeps, as the result of other work."""
     kept = statement.exc
     return isinstance(kept, (ast.Attribute, ast.Subscript)) and read_operand(frame, kept)[1] is error
+
+
+@lru_cache(1)  # the exceptions of a chain are often of one file
+def _parse(source: str) -> ast.Module:
+    """Return the tree of a source file. Raises: what the file causes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were shown when it was compiled, and the script may handle them
+        return ast.parse(source)
 
 
 def _find_position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
@@ -159,9 +169,12 @@ def _find_expression(path: list[ast.AST], position: tuple[int | None, ...]) -> t
             if isinstance(node, ast.expr) and _get_position(node) == position and any(_list_operands(node)):
                 return statement, node
     running = [statement for statement in statements if _get_position(statement) == position] or statements
-    headers = [getattr(statement, name, None) for statement in running[:1] for name in _HEADERS]
+    first = next(iter(running), None)
+    headers = [getattr(first, name, None) for name in _HEADERS]
+    headers += [item.context_expr for item in getattr(first, "items", ())[:1]]
     expression = next((header for header in headers if isinstance(header, ast.expr)), None)
-    return next(iter(running), None), expression
+    is_block = hasattr(first, "body") and expression is None  # which has run only in part
+    return None if is_block else first, expression
 
 
 def _get_position(node: ast.expr | ast.stmt) -> tuple[int | None, ...]:

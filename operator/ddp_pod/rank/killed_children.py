@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import KilledChild
+from ..contract.processes import name_command
 from .script_objects import is_instance, read_attributes
 
 _SECONDS_FOR_END: Final = 0.5  # a process closes its connections before its parent sees it end
@@ -80,7 +81,7 @@ def _list_programs(error: BaseException) -> Iterator[Any]:
 
 def _describe_end(program: Any) -> EndedProgram | None:
     arguments = program.args if type(program.args) in (list, tuple) else [program.args]
-    name = " ".join(map(str, arguments))[:_NAME_LIMIT]
+    name = name_command(word for word in arguments if type(word) is str)
     code = program.returncode
     if code is None:
         try:

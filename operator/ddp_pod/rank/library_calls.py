@@ -16,12 +16,19 @@ from ..base.files import is_own_file
 _MOST_FRAMES: Final = 128
 _MOST_PATHS: Final = 8
 _LIMIT: Final = 400  # characters
+_READS_LOCALS: Final = sys.version_info[:2] >= (3, 13)
 _SECTION: Final = re.compile(r"[:>.*-]|\w+:\n|[^\n]*\n *[-=]{3}")  # of parameters, examples or a list
 _HAS_DOCSTRING: Final = 0x4000000  # since Python 3.14; before, the first constant of a function without one is None
 
 
 def list_paths(awaited: Sequence[FrameType]) -> dict[str, str]:
-    """Return the paths among the variables of the script's innermost line, by name."""
+    """Return the paths among the variables of the script's innermost line, by name.
+
+    Empty before Python 3.13: there the frame of a running function would keep what was read of it, such as a batch on
+    the GPU, until the function returns.
+    """
+    if not _READS_LOCALS:
+        return {}
     frame = next(filter(lambda frame: _is_script(frame.f_code), reversed(_list_all(awaited))), None)
     values = dict(frame.f_locals) if frame is not None else {}
     paths = {name: str(value)[:_LIMIT] for name, value in values.items() if type(value) in (PosixPath, PurePosixPath)}

@@ -11,7 +11,6 @@ from .script_objects import (
     list_children,
     list_modules,
     list_parameters,
-    list_values,
     read_attributes,
     read_property,
     strip_wrappers,
@@ -46,9 +45,14 @@ def _find_unregistered(module: Any) -> Iterator[str]:
         for name, value in list(read_attributes(part).items()):
             if type(value) not in _CONTAINERS:
                 continue
-            count = sum(is_module(item) and id(item) not in registered for item in list_values(value)[:_MOST])
+            count = sum(is_module(item) and id(item) not in registered for item in _list_items(value))
             if count:
                 name = strip_wrappers(f"{path}.{name}" if path else name)
                 kind = type(value)
                 modules = f"{count} module{'s' if count > 1 else ''}"
                 yield f"{name} is a plain {kind.__name__} of {modules}: use {_CONTAINERS[kind]}"
+
+
+def _list_items(container: Any) -> list[Any]:
+    """Return the first values of a plain container."""
+    return list(islice(container.values() if type(container) is dict else container, _MOST))

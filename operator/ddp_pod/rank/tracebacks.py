@@ -165,17 +165,19 @@ def hide_own_frames() -> None:
     sys.excepthook = show
 
 
-def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) -> None:
+def record_exception(error: BaseException, path: str, about: Mapping[str, Any], *, ends: bool = True) -> None:
     """Write a rank's error file, unless the script wrote one or exits with code 0.
 
-    ``about``: the rank, its local rank, its start and the number of restarts, as in the worker's own record.
+    ``about``: the rank, its local rank, its start and the number of restarts, as in the worker's own record; ``ends``:
+    whether the process certainly ends.
     """
     code = find_exit_code(error)
     if code == 0 or os.path.exists(path):
         return
 
-    _drop_child_handler()
-    _free_descriptor()
+    if ends:
+        _drop_child_handler()
+        _free_descriptor()
     kind, message = _describe_exception(error)
     explained = error
     if isinstance(error, SystemExit) and not is_instance(error.code, str):

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
@@ -13,6 +14,7 @@ from .module_facts import find_module_facts
 from .script_objects import (
     bypass_modes,
     find_member,
+    find_module_name,
     is_instance,
     is_module,
     list_bases,
@@ -24,6 +26,7 @@ from .script_objects import (
 )
 
 MISSING: Final = object()
+_MOST_OPERANDS: Final = 64
 _MOST_KEYS: Final = 8
 _MOST_ITEMS: Final = 3
 _NAME_LIMIT: Final = 40  # characters
@@ -45,7 +48,7 @@ class Values:
 
     def add(self, frame: FrameType, operands: Iterable[ast.expr], *, tensors_only: bool = False) -> None:
         """Add the values that a frame has for operands, each value once."""
-        for operand in operands:
+        for operand in islice(operands, _MOST_OPERANDS):
             node, value = read_operand(frame, operand)
             tensors = _list_tensors(value)
             is_known = any(value is known for known in self._values)
@@ -108,7 +111,7 @@ def _read_attribute(owner: Any, name: str) -> Any:
     attributes = list_attributes(owner)
     tables: list[Any] = [attributes, *(attributes.get(table) for table in _TABLES)]
     for table in tables:
-        if is_instance(table, dict) and name in table:
+        if is_instance(table, dict) and dict.__contains__(table, name):
             return dict.get(table, name)
     member = find_member(type(owner), name)
     return member if type(member) in _PLAIN else MISSING
@@ -169,9 +172,9 @@ def describe(value: Any) -> str:
         return _describe_sequence(value)
     if is_instance(value, dict):
         return _describe_table(value)
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+    if (find_module_name(kind), list_names(kind)[0]) == ("numpy", "ndarray"):
         return f"{value.dtype.name}{list(value.shape)}"
-    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"):
+    if find_module_name(kind) == "torch" and list_names(kind)[0] in ("dtype", "device", "Size"):
         return str(value)
     return _describe_object(value)
 
@@ -201,8 +204,8 @@ def _describe_sequence(value: Any) -> str:
 
 
 def _describe_table(value: Any) -> str:
-    keys = [str(key) for key in dict.keys(value) if type(key) in (str, int)]
-    keys = [key for key in keys[:_MOST_KEYS] if len(key) <= _NAME_LIMIT]
+    keys = [str(key) for key in islice(dict.keys(value), _MOST_KEYS) if type(key) in (str, int)]
+    keys = [key for key in keys if len(key) <= _NAME_LIMIT]
     return f"{list_names(type(value))[0]} of {dict.__len__(value)}{_quote(keys)}"
 
 
@@ -211,18 +214,26 @@ def _quote(texts: list[str]) -> str:
 
 
 def _describe_tensor(tensor: Any) -> str:
+    text = str(tensor.dtype).removeprefix("torch.")
+    with suppress(RuntimeError):  # not every type of tensors has every operation
+        text = f"{text}{list(tensor.shape)}"
+        text = f"{text}{_describe_numbers(tensor)}"
+    return text
+
+
+def _describe_numbers(tensor: Any) -> str:
+    """Return where a tensor is, or of which numbers. Raises: RuntimeError."""
     torch = sys.modules["torch"]
-    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     if tensor.device.type != "cpu":
-        return f"{text} on {tensor.device}"
+        return f" on {tensor.device}"
     if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.layout != torch.strided:
-        return text
+        return ""
     with bypass_modes(torch), torch.no_grad():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            return f"{text}, not finite"
+            return ", not finite"
         if tensor.numel() == 1:
-            return f"{text} of {_describe_number(tensor.item())}"
+            return f" of {_describe_number(tensor.item())}"
         if tensor.is_floating_point() or tensor.is_complex():
-            return text
+            return ""
         low, high = (int(end) for end in tensor.aminmax())
-    return f"{text} of {low} to {high}"
+    return f" of {low} to {high}"

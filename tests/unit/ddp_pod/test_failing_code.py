@@ -9,6 +9,7 @@ import importlib
 import random
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Collection
 from multiprocessing.pool import ApplyResult
 from pathlib import Path
@@ -264,6 +265,31 @@ def test_exception_that_an_object_keeps_requires_nothing_of_its_caller() -> None
     vars(result).update(_success=False, _value=ValueError("bad record"), _event=threading.Event())
     result._event.set()
     assert find_failing_code(catch(lambda: result.get())).check == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn])
+def test_tensors_whose_numbers_cannot_be_read_keep_their_shape(dtype: torch.dtype, tmp_path: Path) -> None:
+    def compute() -> None:
+        codes = torch.zeros(4, 3).to(dtype)
+        codes @ torch.zeros(2, 2)
+
+    assert f"(codes: {str(dtype).removeprefix('torch.')}[4, 3]" in examine(compute, tmp_path).remedy
+
+
+def test_record_shows_no_warning_of_the_source_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = 'PATTERN = "\\d"\n1 / int("0")\n'
+    path = tmp_path / "train.py"
+    path.write_text(source)
+
+    def warn(*_: object) -> None:
+        raise AssertionError("code of the script ran")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(source, str(path), "exec")
+    monkeypatch.setattr(warnings, "showwarning", warn)
+    warnings.simplefilter("always")
+    assert "1 / int('0')" in examine(lambda: exec(code, {}), tmp_path).remedy
 
 
 def test_keys_of_a_large_vocabulary_are_not_all_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

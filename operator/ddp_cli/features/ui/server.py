@@ -8,7 +8,6 @@ import asyncio
 import hmac
 import json
 import operator
-import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -131,7 +130,7 @@ class Server:
 
         A page, and no redirect: after one, a browser that came from elsewhere would not send the cookie.
         """
-        if not hmac.compare_digest(request.query["token"].encode(), self.token.encode()):
+        if not hmac.compare_digest(request.query["token"].encode(errors="surrogateescape"), self.token.encode()):
             return self._refuse(403, "This secret is that of another session; start `ddp ui` again.")
         response = web.Response(text=render("enter"), content_type="text/html")
         response.set_cookie(self._cookie(request), self.token, httponly=True, samesite="Strict", path="/")
@@ -143,7 +142,8 @@ class Server:
         return f"{_COOKIE}-{request.url.port}"
 
     def _is_known(self, request: web.Request) -> bool:
-        return hmac.compare_digest(request.cookies.get(self._cookie(request), "").encode(), self.token.encode())
+        cookie = request.cookies.get(self._cookie(request), "").encode(errors="surrogateescape")
+        return hmac.compare_digest(cookie, self.token.encode())
 
     def notify(self) -> None:
         """Wake the streams: a source has changed. Call it in the loop."""
@@ -176,7 +176,7 @@ class Server:
 
     def _find_source(self, key: str) -> tuple[Source, str]:
         for source in self._sources:
-            if key.startswith(f"{source.kind}/"):
+            if key.startswith(f"{source.kind}/") and key.count("/") >= (1 if source.kind == "run" else 2):
                 return source, key
         raise NotFound(f"{key[:80]}: this page shows no such jobs; `ddp ui --help` has the options")
 
@@ -307,8 +307,10 @@ class Server:
 
 def check_request(request: web.Request) -> str:
     """Return why a request may not be answered; empty: it may."""
-    host = re.sub(r":\d{1,5}$", "", request.headers.get("Host", ""))
-    if host not in _HOSTS:
+    header = request.headers.get("Host", "")
+    host, _, port = header.rpartition(":")
+    has_port = port.isascii() and port.isdecimal() and int(port[:6]) < 1 << 16
+    if (host if has_port else header) not in _HOSTS:
         return "This server answers on 127.0.0.1 and localhost only."
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{request.headers['Host']}":

@@ -140,7 +140,7 @@ def parse_report(report: Mapping[str, Any]) -> RankCollectives:
         return RankCollectives(
             groups, awaited, _parse_call(report.get("call", ())), _parse_paths(report.get("paths", {}))
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return RankCollectives()
 
 

@@ -96,8 +96,8 @@ class StalledWorker(NamedTuple):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether its main thread waits for a time, a thread, or for what cannot come, rather than for a service."""
-        return self.sleeps_by_clock or self.is_final or self.stack.waits_for_thread
+        """Whether its main thread waits for a time to pass, or for what cannot come, rather than for a service."""
+        return self.sleeps_by_clock or self.is_final
 
     @property
     def position(self) -> tuple[str, str, Collective | None]:
@@ -460,9 +460,11 @@ class StallMonitor(Service):
     def _is_proven(self, plan: WatchdogConfig, workers: Sequence[WorkerRecord], idle: float, now: float) -> bool:
         """Return whether no first step will come: ranks wait in one collective for one that only waits, too.
 
-        Nothing moves any data either. ``idle``: seconds without CPU use.
+        Nothing moves any data either. ``idle``: seconds without CPU use. Ranks that have worked for longer than a start
+        takes may train, and no step of theirs is visible.
         """
-        if self._pulse.age(now) != math.inf:
+        age = time.time() - min(worker.started for worker in workers)
+        if self._pulse.age(now) != math.inf or age - idle > plan.start_seconds:
             return False
         still = self._standstill.observe(frozenset(worker.pid for worker in workers), now)
         awaited = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -36,7 +37,8 @@ def explain_polling(frame: StackFrame, paths: Mapping[str, str], pid: int) -> Po
 def _find_loop(frame: StackFrame) -> ast.While | None:
     """Return the innermost ``while`` of the script around a line."""
     try:
-        with open(frame.path, encoding="utf-8") as file:
+        with open(frame.path, encoding="utf-8") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             tree = ast.parse(file.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None

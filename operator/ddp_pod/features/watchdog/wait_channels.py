@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ...contract.processes import find_family
+from ...contract.processes import find_family, name_command
 from ...failures.text import (
     CHILD_REMEDY,
     FIFO_REMEDY,
@@ -150,8 +150,7 @@ def _describe_process(pid: int) -> str:
 
 
 def _read_command(pid: int) -> str:
-    program, *arguments = _read(f"/proc/{pid}/cmdline").split("\0")
-    return " ".join([os.path.basename(program), *arguments]).strip()[:_COMMAND_LIMIT]
+    return name_command(_read(f"/proc/{pid}/cmdline").split("\0"))
 
 
 def _read_arguments(pid: int) -> list[int]:

@@ -71,10 +71,22 @@ async def test_cookie_is_for_this_site_only(server: Server, stranger: Client) ->
     assert response.headers["Referrer-Policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""),
+        *("127.0.0.1:99999", "127.0.0.1:", "evil.example:127.0.0.1"),
+    ],
+)
 async def test_other_host_is_refused(client: Client, host: str) -> None:
     response = await client.get("/", headers={"Host": host})
     assert response.status == 403
+
+
+async def test_key_without_a_namespace_is_not_found(client: Client) -> None:
+    response = await client.get("/compare?job=job/x&job=record/y")
+    assert response.status == 404
+    assert "Content-Security-Policy" in response.headers
 
 
 async def test_host_of_a_tunnel_is_accepted(server: Server, stranger: Client) -> None:
