@@ -93,6 +93,11 @@ REPEATED_COMMAND_REMEDY: Final = (
     "collide: move them to the image or an init container, or let them accept what exists (mkdir -p)"
 )
 TIME_LIMIT_REMEDY: Final = "the command timeout ends a program with 124 at its limit: raise it"
+EARLY_EXIT_REMEDY: Final = (
+    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), an "
+    "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
+    "dist.destroy_process_group()"
+)
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
 
 
@@ -260,10 +265,3 @@ def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
         "check that it runs, that its name resolves to its address, and that no NetworkPolicy, firewall or service "
         "mesh closes the port",
     )
-
-
-EARLY_EXIT_REMEDY: Final = (
-    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), an "
-    "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
-    "dist.destroy_process_group()"
-)

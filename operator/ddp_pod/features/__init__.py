@@ -79,13 +79,7 @@ def load_agent_parts(pod: "Pod") -> "list[AgentPart]":
 
 def list_rank_features(pod: "Pod") -> list[str]:
     """Return the features with a part in a pod's ranks, by its environment."""
-    return [feature.name for feature in FEATURES if "rank" in feature.modules and _is_used_in_ranks(feature, pod)]
-
-
-def _is_used_in_ranks(feature: Feature, pod: "Pod") -> bool:
-    if feature.rank_variable:
-        return bool(os.environ.get(feature.rank_variable))
-    return feature.is_used(pod)
+    return [feature.name for feature in _list_used(pod, "rank")]
 
 
 def load_rank_part(name: str) -> "RankPart":
@@ -101,14 +95,19 @@ def import_modules(module: str, pod: "Pod") -> None:
 
     A fault of one is reported by the process that needs it.
     """
-    names = list_rank_features(pod) if module == "rank" else [feature.name for feature in _list_used(pod, module)]
-    for name in names:
+    for feature in _list_used(pod, module):
         with suppress(Exception):
-            _load(name, module)
+            _load(feature.name, module)
 
 
 def _list_used(pod: "Pod", module: str) -> list[Feature]:
-    return [feature for feature in FEATURES if module in feature.modules and feature.is_used(pod)]
+    return [feature for feature in FEATURES if module in feature.modules and _is_used(feature, module, pod)]
+
+
+def _is_used(feature: Feature, module: str, pod: "Pod") -> bool:
+    if module == "rank" and feature.rank_variable:
+        return bool(os.environ.get(feature.rank_variable))
+    return feature.is_used(pod)
 
 
 def _load(name: str, module: str) -> Any:

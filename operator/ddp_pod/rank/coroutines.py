@@ -48,9 +48,11 @@ def _list_frames(coroutine: Any) -> Iterator[FrameType]:
     """Yield the frames of a coroutine and of those that it awaits."""
     for _ in range(_MOST_FRAMES):
         if type(coroutine) is CoroutineType:
-            frame, awaited = coroutine.cr_frame, coroutine.cr_await
+            frame = coroutine.cr_frame
+            awaited = coroutine.cr_await
         elif type(coroutine) is GeneratorType:
-            frame, awaited = coroutine.gi_frame, coroutine.gi_yieldfrom
+            frame = coroutine.gi_frame
+            awaited = coroutine.gi_yieldfrom
         else:
             return
         if frame is not None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from typing import Any
 
@@ -173,54 +174,36 @@ def _limit_memory(growth: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-class _Question:
-    """A call to the store, which the thread below answers."""
-
-    def __init__(self, query: Callable[[], Any]) -> None:
-        self._query = query
-        self._is_answered = threading.Event()
-        self._result: Any | None = None
-
-    def answer(self) -> None:
-        """Make the call."""
-        with suppress(Exception):  # the store has ended
-            self._result = self._query()
-        self._is_answered.set()
-
-    def wait(self) -> bool:
-        """Return whether the store responds in time."""
-        return self._is_answered.wait(_SECONDS_FOR_STORE)
-
-    @property
-    def result(self) -> Any | None:
-        """What the call has returned; None if it has failed."""
-        return self._result
-
-
 class _Questioner:
     """Makes calls in a thread of its own, as a call cannot be ended. One that does not return keeps its thread.
 
     One thread for all calls until then: a thread for each costs more than the call, in every pod at every restart.
+    An executor would not do: the interpreter waits for its threads at the end.
     """
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[_Question] | None = None
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] | None = None
 
     def ask(self, query: Callable[[], Any]) -> Any | None:
         """Return the result of a call; None if it fails, or takes too long."""
         if self._waiting is None:
             self._waiting = queue.SimpleQueue()
             threading.Thread(target=self._answer, args=[self._waiting], daemon=True, name="store").start()
-        question = _Question(query)
-        self._waiting.put(question)
-        if question.wait():
-            return question.result
-        self._waiting = None
-        return None
+        answer: Future[Any] = Future()
+        self._waiting.put((query, answer))
+        try:
+            return answer.result(_SECONDS_FOR_STORE)
+        except TimeoutError:
+            self._waiting = None
+            return None
 
-    def _answer(self, waiting: queue.SimpleQueue[_Question]) -> None:
+    def _answer(self, waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]) -> None:
         while self._waiting is waiting:
-            waiting.get().answer()
+            query, answer = waiting.get()
+            result = None
+            with suppress(Exception):  # the store has ended
+                result = query()
+            answer.set_result(result)
 
 
 _questioner = _Questioner()

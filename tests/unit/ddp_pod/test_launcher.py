@@ -174,6 +174,7 @@ def test_only_features_that_the_pod_uses_are_imported_before_a_fork(monkeypatch:
         features.Feature("asked-for", "stable", "", ("launcher", "agent"), lambda pod: pod is not None),
         features.Feature("unused", "stable", "", ("launcher", "agent"), lambda pod: pod is None),
         features.Feature("in-ranks", "stable", "", ("rank",)),
+        features.Feature("in-some-ranks", "stable", "", ("agent", "rank"), rank_variable="DDP_UNSET"),
     )
     monkeypatch.setattr(features, "FEATURES", listed)
 
@@ -185,9 +186,9 @@ def test_only_features_that_the_pod_uses_are_imported_before_a_fork(monkeypatch:
     monkeypatch.setattr(features, "_load", load)
     pod = cast("Pod", object())
     features.import_modules("agent", pod)
-    assert imported == [("used", "agent"), ("asked-for", "agent")]
+    assert imported == [("used", "agent"), ("asked-for", "agent"), ("in-some-ranks", "agent")]
     features.import_modules("rank", pod)
-    assert imported[2:] == [("in-ranks", "rank")]
+    assert imported[3:] == [("in-ranks", "rank")]
 
 
 def test_missing_configuration_ends_pod_with_message(

@@ -11,7 +11,7 @@ from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
 from ddp_cli.view.why import Why, explain_why, name_stragglers
 from ddp_operator.api.kubeobjects import count_pod_gpus, parse_time
-from ddp_operator.api.status import Progress, QueueStatus, Status
+from ddp_operator.api.status import Condition, Progress, QueueStatus, Status
 from ddp_operator.api.stored_fields import read_status
 from ddp_operator.api.texts import format_estimate
 from ddp_operator.decide import conditions as c
@@ -87,9 +87,7 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
     if phase == "Succeeded":
         return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
     if attention is Attention.NEEDS_YOU:
-        obstacle = c.find_obstacle(status)
-        is_blocked = obstacle is not None and obstacle.reason not in c.DEFECTS
-        word = "Blocked" if is_blocked else "Diverged" if _is_lost(status.progress) else "At risk"
+        word = "Blocked" if _find_stop(status) is not None else "Diverged" if _is_lost(status.progress) else "At risk"
         return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
     tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
     return State(phase if phase == "Stopped" else attention.title, tones.get(attention, "wait"))
@@ -97,9 +95,13 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
 
 def is_training(status: Status, why: Why) -> bool:
     """Return whether a job makes steps, so that its pace is that of now."""
+    return status.phase == "Running" and _find_stop(status) is None and why.reason != "NoOperator"
+
+
+def _find_stop(status: Status) -> Condition | None:
+    """Return the condition for which a job makes no steps; None: it may make some, with a defect or without."""
     obstacle = c.find_obstacle(status)
-    makes_steps = obstacle is None or obstacle.reason in c.DEFECTS
-    return status.phase == "Running" and makes_steps and why.reason != "NoOperator"
+    return None if obstacle is None or obstacle.reason in c.DEFECTS else obstacle
 
 
 def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
@@ -111,15 +113,13 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
         return Attention.NEEDS_YOU if _is_news(status, now) else Attention.ENDED
     if phase in ("Suspended", "Held"):
         return Attention.PAUSED
-    obstacle = c.find_obstacle(status)
+    stop = _find_stop(status)
     if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
         return Attention.NEEDS_YOU
-    if obstacle is not None and obstacle.reason in c.DEFECTS:
-        return Attention.NEEDS_YOU
-    if obstacle is None:
+    if stop is None:
         is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)
         return Attention.NEEDS_YOU if is_doubtful or _is_lost(status.progress) else Attention.TRAINING
-    is_late = now - obstacle.last_transition_time > _PATIENCE
+    is_late = now - stop.last_transition_time > _PATIENCE
     is_late = is_late and why.reason not in _QUEUED  # a queue may take days
     return Attention.NEEDS_YOU if why.reason in _BROKEN or is_late else Attention.WAITING
 

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -53,6 +52,17 @@ GARBAGE: Any = [None, 7, "text", {7: "text"}, {"pod": None}, object()]
 
 def fail(*_: Any) -> Any:
     raise ZeroDivisionError("a bug")
+
+
+def answering(answer: Any) -> Callable[..., Any]:
+    """Return a hook that returns an answer, or raises it."""
+
+    def hook(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return hook
 
 
 def judging(judge: Callable[..., Any], wants: Callable[..., Any] = lambda _: True, name: str = "odd") -> Feature:
@@ -130,15 +140,10 @@ def test_child_is_created_as_it_was_if_addition_fails(answer: Any) -> None:
     ],
 )
 def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
-    def review(_: Any) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     good = Remark(Fact("Fine", "False", "AllIsWell"), (SuspendResource(), FeatureAction("good", "x")), 5, holds=True)
     features = [
         Feature(name, maturity="experimental", page="x.md", review=hook)
-        for name, hook in (("odd", review), ("silent", lambda _: None), ("good", lambda _: good))
+        for name, hook in (("odd", answering(answer)), ("silent", lambda _: None), ("good", lambda _: good))
     ]
     hooks = Hooks(features).observe(job(), {})
     assert State(job(), Observation(), NOW, hooks=hooks).remarks == (good,)
@@ -147,12 +152,7 @@ def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
 def test_record_of_another_kind_is_left_out(answer: Any) -> None:
-    def record(state: State, status: Status) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    odd = Feature("odd", maturity="experimental", page="x.md", record=record)
+    odd = Feature("odd", maturity="experimental", page="x.md", record=answering(answer))
     good = Feature("good", "beta", "x.md", record=lambda _, status: replace(status, job_name="from good"))
     hooks = Hooks((odd, good)).observe(job(), {})
     state = State(job(), Observation(), NOW)
@@ -171,15 +171,10 @@ def test_record_of_another_kind_is_left_out(answer: Any) -> None:
     ],
 )
 async def test_job_waits_for_feature_that_fails_to_prepare_it(answer: Any) -> None:
-    def prepare(*_: Any) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     def build(hook: Callable[..., Any]) -> Hooks:
         return Hooks((Feature("odd", maturity="experimental", page="x.md", prepare=hook),))
 
-    harness = await ReconcilerHarness(hooks=build(prepare)).settle()
+    harness = await ReconcilerHarness(hooks=build(answering(answer))).settle()
     assert harness.jobs() == []
     assert harness.state(c.ACCEPTED) == ("False", c.FEATURE_FAULT)
     harness.hooks = build(lambda *_: None)
@@ -607,12 +602,7 @@ async def test_service_that_ends_runs_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("answer", [7, Verdict("R", None), Verdict("R", "m", "cause"), ZeroDivisionError()])  # type: ignore[arg-type]
 async def test_job_trains_although_feature_judges_it_badly(answer: Any) -> None:
-    def judge(state: State, has_succeeded: bool) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    feature = Feature("odd", maturity="experimental", page="x.md", judge=judge)
+    feature = Feature("odd", maturity="experimental", page="x.md", judge=answering(answer))
     harness = await end(ReconcilerHarness(hooks=Hooks((feature,))))
     assert (harness.status.phase, harness.status.attempt) == ("Succeeded", 1)
     assert harness.events.count(c.FEATURE_FAULT) == 1
@@ -639,12 +629,7 @@ async def test_success_to_which_feature_objects_is_failure() -> None:
 
 @pytest.mark.parametrize("answer", [7, Fact("Odd", "Perhaps", "R"), ZeroDivisionError()])  # type: ignore[arg-type]
 async def test_job_succeeds_although_feature_concludes_badly(answer: Any) -> None:
-    def conclude(state: State, status: Status) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    odd = Feature("odd", maturity="experimental", page="x.md", conclude=conclude)
+    odd = Feature("odd", maturity="experimental", page="x.md", conclude=answering(answer))
     good = Feature("good", "stable", "x.md", conclude=lambda *_: Fact("Good", "True", "AllIsWell"))
     harness = await end(ReconcilerHarness(hooks=Hooks((odd, good))))
     assert harness.status.phase == "Succeeded"
@@ -654,12 +639,7 @@ async def test_job_succeeds_although_feature_concludes_badly(answer: Any) -> Non
 
 @pytest.mark.parametrize("answer", [None, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
 def test_account_of_another_kind_is_left_out(answer: Any) -> None:
-    def account(state: State, status: Status) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    odd = Feature("odd", maturity="experimental", page="x.md", account=account)
+    odd = Feature("odd", maturity="experimental", page="x.md", account=answering(answer))
     good = Feature("good", "beta", "x.md", account=lambda _, status: replace(status, job_name="from good"))
     decision = run_pass(*RUNNING, hooks=Hooks((odd, good)))
     assert (decision.status.phase, decision.status.job_name) == ("Running", "from good")
@@ -667,12 +647,7 @@ def test_account_of_another_kind_is_left_out(answer: Any) -> None:
 
 @pytest.mark.parametrize("answer", [None, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
 def test_extension_of_another_kind_is_left_out(answer: Any) -> None:
-    def extend(status: Status, now: datetime) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    odd = Feature("odd", maturity="experimental", page="x.md", extend=extend)
+    odd = Feature("odd", maturity="experimental", page="x.md", extend=answering(answer))
     good = Feature("good", "beta", "x.md", extend=lambda status, _: replace(status, job_name="from good"))
     before = FAULTS.counts["feature odd"]
     assert Hooks((odd, good)).extend(Key("a", "b"), Status(attempt=3), NOW) == Status(attempt=3, job_name="from good")
