@@ -30,7 +30,7 @@ async def fetch_peers(address: str, port: int, wait: int) -> Contact:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(address, port)
     except (ConnectionRefusedError, ConnectionResetError):
-        return Contact("Answers")
+        return Contact("Refused")
     except (TimeoutError, OSError):
         return Contact("Silent")
     try:
@@ -40,7 +40,7 @@ async def fetch_peers(address: str, port: int, wait: int) -> Contact:
     except TimeoutError:
         return Contact("Frozen")
     except OSError:
-        return Contact("Answers")  # reset by the pod's machine
+        return Contact("Refused")  # reset by the pod's machine
     finally:
         writer.close()
     return Contact("Answers", decode_report(response))

@@ -30,8 +30,11 @@ _OFF: Final = "it has no power or no network, or restarts"
 _LIVES: Final = ", while the pod was silent: the node lives, and the pod or its network does not"
 _RENEWED_AFTER: Final = 3.0  # the beginning of the silence, which the witnesses notice late
 
-Reach = Literal["", "Answers", "Frozen", "Silent"]
-"""How the operator's own requests to a pod end; empty: the pod has never answered one."""
+Reach = Literal["", "Answers", "Refused", "Frozen", "Silent"]
+"""How the operator's own requests to a pod end; empty: the pod has never answered one.
+
+``Refused``: its machine does, for a launcher that is not there, so it has ended, or its node has restarted.
+"""
 
 
 class LeaseAge(NamedTuple):
@@ -112,6 +115,9 @@ class _Silence(NamedTuple):
 
 def _find_silence(pod: PodEvidence) -> _Silence | None:
     """Return the silence of a pod; None: the operator reaches it, or most of its peers do."""
+    if pod.reach == "Refused":
+        text = "its machine answers, but its launcher has ended"
+        return _Silence(pod.reach_seconds, text, is_long=True, is_frozen=False) if pod.end else None
     if pod.reach == "Answers" and pod.reach_seconds < _REACHED_LATELY:
         return None
     silences = sorted((seconds for seconds in pod.peers if seconds > 0), reverse=True)

@@ -224,7 +224,7 @@ class NodeWatch(Service):
             silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}
             own = set(contact.report.hints).intersection(group.pods)  # a hostile pod may name any number
             return silent.intersection(group.pods) | followed.accept_hints(own, self.clock())
-        if contact.reach == "Answers":  # a launcher of an older release responds at once
+        if contact.reach in ("Answers", "Refused"):  # at once: by a launcher of an older release, or by the machine
             await asyncio.sleep(wait)
             return set()
         reached = followed.reached.get(group.pods[index].uid)
@@ -270,7 +270,7 @@ class NodeWatch(Service):
         return named.intersection(group.pods) | unreached
 
     def _is_reached(self, pod: PodView, followed: _Followed) -> bool:
-        """Return whether the pod has answered the operator's last request, or none ever."""
+        """Return whether the pod's launcher has answered the operator's last request, or none ever."""
         reached = followed.reached.get(pod.uid)
         return reached is None or reached.reach == "Answers"
 

@@ -66,5 +66,5 @@ async def test_pod_that_accepts_and_does_not_respond_is_frozen(monkeypatch: pyte
     assert contact == Contact("Frozen")
 
 
-async def test_refused_connection_is_an_answer_of_the_machine(unused_tcp_port: int) -> None:
-    assert await fetch_peers("127.0.0.1", unused_tcp_port, 0) == Contact("Answers")
+async def test_refused_connection_is_an_answer_of_the_machine_alone(unused_tcp_port: int) -> None:
+    assert await fetch_peers("127.0.0.1", unused_tcp_port, 0) == Contact("Refused")

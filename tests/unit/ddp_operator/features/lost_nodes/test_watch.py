@@ -59,6 +59,7 @@ class World:
         self.frozen: set[int] = set()
         self.waits: list[int] = []
         self.is_old = False
+        self.ended: set[int] = set()
         self.changes: list[Key] = []
         self.store = ObjectCache()
         resource = job_manifest("train", nodes=pods)
@@ -85,6 +86,8 @@ class World:
         if self.is_old:
             return Contact("Answers")
         index = int(address.rpartition(".")[2])
+        if index in self.ended:
+            return Contact("Refused")
         if index in self.silent:
             return Contact("Silent")
         if index in self.frozen:
@@ -187,6 +190,31 @@ async def test_silent_pod_of_a_node_that_has_ended_is_lost_although_its_lease_is
     await world.until(lambda: world.lost)
     [suspicion] = world.watch.list_suspicions(TRAIN).values()
     assert f"its node {text}" in suspicion.message
+
+
+async def test_pod_is_lost_once_its_node_is_back_before_that_was_concluded(world: World) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 5.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    world.silent.clear()
+    world.ended.add(1)  # its machine refuses the connections of all peers
+    await world.until(lambda: not world.watch.list_suspicions(TRAIN))
+    assert not world.lost
+    world.boots["node-1"] = "second"
+    await world.until(lambda: world.lost)
+    [suspicion] = world.watch.list_suspicions(TRAIN).values()
+    assert suspicion.message == "its machine answers, but its launcher has ended: its node has restarted"
+
+
+async def test_pod_whose_launcher_has_ended_on_a_node_of_the_same_boot_is_not_lost(world: World) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 5.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    world.silent.clear()
+    world.ended.add(1)
+    requests = world.requests
+    await world.until(lambda: world.requests > requests + 50)
+    assert not world.watch.list_suspicions(TRAIN)
 
 
 async def test_return_of_a_lost_node_is_noted_under_the_name_of_its_pod(world: World) -> None:
