@@ -591,7 +591,7 @@ _RESUME: Final = {
             _SAVE_OF_TRAINER,
         ),
         words=("data|skips",),
-        never=("generator", "begins anew"),
+        never=("generator", "starts again"),
     ),
     "optimizer rebuilt after its load": Fault(
         RESUME,
@@ -646,7 +646,7 @@ _RESUME: Final = {
         RESUME,
         "drawn.py",
         (('    generator.set_state(saved["generators"][rank])\n', ""), _SAVE_OF_DRAWN),
-        words=("the data begins anew with step 1",),
+        words=("the data starts again with step 1",),
         never=("sampler", "epoch"),
     ),
     "generator of rank 0 for all": Fault(
@@ -775,7 +775,7 @@ _RESUME: Final = {
             ('f"weights-{epoch}-{batches}.pt")', mark('"last.pt")').rstrip()),
             ('f"optimizer-{epoch}-{batches}.pt")', mark('"last-optimizer.pt")').rstrip()),
         ),
-        words=("begins anew",),
+        words=("starts again",),
         never=("sampler",),
     ),
     "scaler not saved": Fault(

@@ -611,7 +611,7 @@ _UNSYNCHRONIZED: Final = {
 }
 
 _REPEATED: Final = {
-    "noise of a generator begins anew": Fault(
+    "noise of a generator starts again": Fault(
         RESUME,
         "diffusion.py",
         (('        noises.set_state(saved["noises"][rank])\n', ""), _SAVE_OF_DENOISER),

@@ -663,7 +663,7 @@ def _advise_on_sidecar(case: _Case) -> str:
 
 
 def _describe_nodes(status: Status) -> str:
-    """Return who drains the job's nodes, or what is wrong with them."""
+    """Return who drains the job's nodes, or the faults of these."""
     nodes = status.condition("NodesHealthy")
     return _capitalize_sentence(nodes.message) if nodes is not None and nodes.status == "False" else ""
 

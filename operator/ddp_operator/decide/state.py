@@ -209,7 +209,7 @@ class Problem(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node. ``leaves``: whether the job has to leave the node.
+    """The fault of a node. ``leaves``: whether the job has to leave the node.
 
     ``planned``: another component empties the node on purpose; otherwise it is unhealthy.
     """
@@ -220,7 +220,7 @@ class Trouble(NamedTuple):
 
 
 class Suspicion(NamedTuple):
-    """A pod that may be lost with its node. ``message``: what is known; ``is_lost``: whether that is enough.
+    """A pod that may be lost with its node. ``message``: the evidence; ``is_lost``: whether that is enough.
 
     ``is_frozen``: whether its machine accepts connections, and no process there responds.
     """

@@ -38,7 +38,7 @@ class Control(Protocol):
         """When the pod's own work must be done, by the monotonic clock; None: the pod was not asked to stop."""
 
     def wake(self) -> None:
-        """Let the supervisor call ``follow`` now."""
+        """Make the supervisor call ``follow`` now."""
 
     def reply(self, reply: object) -> None:
         """Reply to a request for which ``answer`` has returned ``LATER``."""
@@ -60,7 +60,7 @@ class Ending(NamedTuple):
 class Conclusion(NamedTuple):
     """A service's part in the end of the pod.
 
-    ``unsaved``: what is lost, which a pod that has trained to the end reports as its failure; empty: nothing.
+    ``unsaved``: the loss, which a pod that has trained to the end reports as its failure; empty: nothing.
     """
 
     unsaved: str = ""
@@ -82,7 +82,7 @@ class Service:
         """Start before the first agent, which imports PyTorch meanwhile."""
 
     def run(self) -> None:
-        """Work in a thread of its own until the process ends. It runs again, after a pause, if it raises."""
+        """Work in a separate thread until the process ends. It runs again, after a pause, if it raises."""
 
     def observe(self, ranks: Mapping[int, RankProgress]) -> None:
         """Note the progress of the local ranks, which the launcher reads every few seconds. It may wait for seconds.
@@ -134,7 +134,7 @@ class Service:
         """Note that a child of the launcher has ended."""
 
     def finish(self, ending: Ending) -> None:
-        """Begin the last work, in the order of the services."""
+        """Start the last work, in the order of the services."""
 
     def is_finished(self) -> bool:
         """Return whether the last work is done. The supervisor waits for a vital service, and calls ``follow``."""
@@ -145,7 +145,7 @@ class Service:
         return {}
 
     def read_page(self, path: str, query: str) -> object:
-        """Return what it serves at a path of the pod's endpoint, a text or a record; None: the path is not its own.
+        """Return the response to a path of the pod's endpoint, a text or a record; None: the path is not its own.
 
         It is called in a thread of the endpoint, and may wait for a few seconds.
         """

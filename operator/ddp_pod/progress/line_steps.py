@@ -124,7 +124,7 @@ class NumberSeries:
     def _is_last_index(self, value: float, total: float, counter: float) -> bool:
         """Return whether the number counts from 0 and its total is the last one, as in ``iteration 59/59`` of 60.
 
-        A number of what is done reaches its total only when nothing follows.
+        A number of completed parts reaches its total only when nothing follows.
         """
         if self.first != 0 or value != total:
             return False

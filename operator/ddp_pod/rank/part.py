@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Is told of every iteration of a process. Its errors must not reach the script."""
+    """Receives every iteration of a process. Its errors must not reach the script."""
 
     def watch(self, module: Any) -> None:
         """Hook the optimizers. ``module``: torch.optim.optimizer, loaded."""
@@ -66,7 +66,7 @@ def load_parts(load: Callable[[str], RankPart]) -> list[RankPart]:
 
 
 def prepare(parts: Sequence[RankPart]) -> None:
-    """Let the features prepare this rank, before its program starts."""
+    """Call the features to prepare this rank, before its program starts."""
     for part in parts:
         try:
             if part.prepare is not None:

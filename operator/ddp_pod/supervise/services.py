@@ -1,4 +1,4 @@
-"""The services of one pod: each call of a hook, and what it raises or returns, goes through here."""
+"""The services of one pod: each call of a hook, its exceptions and its result go through here."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ class Services:
             time.sleep(_SECONDS_BEFORE_NEXT_RUN)
 
     def observe(self, ranks: Mapping[int, RankProgress]) -> None:
-        """Let all note the ranks' progress. In the thread that reads it also a vital service cannot end the pod."""
+        """Pass the ranks' progress to all. In the thread that reads it also a vital service cannot end the pod."""
         for service in self._services:
             hook = partial(service.observe, ranks)
             self._call(service, "observe", hook, _is_none, None, may_end_pod=False)
@@ -80,7 +80,7 @@ class Services:
         return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def follow(self, ready: Sequence[Any]) -> None:
-        """Let all handle what is ready, and deadlines."""
+        """Call all for ready descriptors, and for deadlines."""
         for service in self._services:
             self._call(service, "follow", partial(service.follow, ready), _is_none, None)
 
@@ -89,7 +89,7 @@ class Services:
         return all(self._call(service, "is_ready", service.is_ready, _is_flag, True) for service in self._services)
 
     def note(self, event: object) -> None:
-        """Tell all what has happened."""
+        """Pass an event to all."""
         for service in self._services:
             self._call(service, "note", partial(service.note, event), _is_none, None)
 
@@ -140,12 +140,12 @@ class Services:
         return processes
 
     def note_end(self, pid: int) -> None:
-        """Tell all that a child of the launcher has ended."""
+        """Report to all that a child of the launcher has ended."""
         for service in self._services:
             self._call(service, "note_end", partial(service.note_end, pid), _is_none, None)
 
     def finish(self, ending: Ending) -> None:
-        """Let all begin their last work, in their order."""
+        """Call all for their last work, in their order."""
         for service in self._services:
             self._call(service, "finish", partial(service.finish, ending), _is_none, None)
 
@@ -157,7 +157,7 @@ class Services:
     def report(self) -> dict[str, Any]:
         """Return the fields of ``PodReport`` that the services know.
 
-        Also a vital service cannot end the pod here: this is the thread of whoever reads the report.
+        Also a vital service cannot end the pod here: this is the thread of a reader of the report.
         """
         fields: dict[str, Any] = {}
         for service in self._services:

@@ -112,7 +112,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the pod to its end. Returns the exit code."""
         # The pipe before the handlers, so that no signal is only in the list while select waits. One that arrived
-        # before is in the list already: the byte lets the first wait return for it.
+        # before is in the list already: the byte ends the first wait for it.
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, self._receive_signal)
@@ -183,7 +183,7 @@ class Supervisor:
         return self._stop.of_pod
 
     def wake(self) -> None:
-        """Let the main thread handle what has changed."""
+        """Wake the main thread for changes."""
         try:
             os.write(self._wake_end, b"\0")
         except BlockingIOError:
@@ -334,7 +334,7 @@ class Supervisor:
         self._final = self._restarts.read_final_failures(running=self._phase == "Running")
         log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
         self._enter("Stopping")
-        # Before the signal: the agent that it reaches looks for this file to tell a stop from a restart.
+        # Before the signal: the agent that it reaches looks for this file to distinguish a stop from a restart.
         try_write_json(os.path.join(self.pod.runtime, STOPPING_FILE), number)
         self._stop.begin()
         self._agent.kill(signal.SIGTERM)
@@ -470,7 +470,7 @@ class Supervisor:
     # -- the end
 
     def _finish_services(self) -> None:
-        """Let the services do their last work: copies in memory are saved, and checkpoints uploaded."""
+        """Call the services for their last work: copies in memory are saved, and checkpoints uploaded."""
         progress = self._ranks.progress()
         step = None if progress is None else progress.checkpoint_step
         self._services.finish(Ending(self._end.result == "ok", step))

@@ -123,7 +123,7 @@ class PodAgent(LocalElasticAgent):
         self._restarts = rendezvous.current.restarts
         if not self._launcher.request(RoundJoined(self._restarts, rendezvous.current.explained)):
             raise CauseUnknownError
-        # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
+        # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of this pod's ranks.
         self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
 
     def _join_round(self, store: SignedStore, pods: int) -> RoundState:
@@ -165,7 +165,7 @@ class PodAgent(LocalElasticAgent):
         return dict(self._ranks.pids)
 
     def _prepare_round(self, part: AgentPart, worker_group: WorkerGroup) -> None:
-        """Let a feature prepare the start of the ranks. If a pod is lost meanwhile, join the next round.
+        """Call a feature to prepare the start of the ranks. If a pod is lost meanwhile, join the next round.
 
         The request to restart precedes the rendezvous: the launcher counts the restart that the next round reports.
         """
@@ -257,7 +257,7 @@ class PodAgent(LocalElasticAgent):
     def _await_peers(self, worker_group: WorkerGroup, result: RunResult) -> RunResult:
         """Wait for the other pods once all ranks of this one have exited with 0.
 
-        A script may leave its loop at a stop request and end with 0. The training goes on, so the ranks restart.
+        A script may leave its loop at a stop request and end with 0. The training continues, so the ranks restart.
         """
         self._launcher.report(RanksFinished())
         local_ranks = [worker.local_rank for worker in worker_group.workers]
@@ -372,7 +372,7 @@ class PodAgent(LocalElasticAgent):
         self._request_verdict(failures, ended_peers)
 
     def _request_verdict(self, failures: Sequence[Failure], ended_peers: EndedPeers) -> None:
-        """Let the launcher decide whether the ranks restart. Pods that have ended wait no longer in an interruption.
+        """Ask the launcher whether the ranks restart. Pods that have ended wait no longer in an interruption.
 
         The loop of torch.distributed.elastic asks ``_remaining_restarts`` next: 1 makes it call ``_restart_workers``,
         0 ends the run.
@@ -449,7 +449,7 @@ class PodAgent(LocalElasticAgent):
         return bool(query_store(self._pod_rendezvous.has_lost_member))
 
     def _prepare_stop(self, part: AgentPart) -> None:
-        """Let a feature wait until the ranks can be stopped. They are stopped in any case."""
+        """Call a feature, which may wait until the ranks can be stopped. They are stopped in any case."""
         try:
             part.prepare_stop(self._pod)
         except Exception as error:
@@ -483,7 +483,7 @@ class _Round:
         return self._rendezvous.is_round_over()
 
     def report(self, event: object) -> None:
-        """Tell the feature's service."""
+        """Report to the feature's service."""
         self._launcher.report(event)
 
     def request(self, request: object) -> Any:
@@ -554,7 +554,7 @@ def run_torchrun(
         return AgentEnd("signal", interrupted=interrupted)
     except TrainingOver:
         return AgentEnd("ok")
-    except PodReplacedError:  # the run goes on with its successor
+    except PodReplacedError:  # the run continues with its successor
         raise
     except Exception:
         rendezvous.shutdown()

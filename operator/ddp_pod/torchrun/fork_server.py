@@ -1,7 +1,7 @@
 """One import of PyTorch for a pod: the fork server imports it, and torchrun's agents and the ranks are forked from it.
 
     launcher  ->  fork server (imports PyTorch; no threads, no GPU, no process group)
-              ->  torchrun's agent (forked)  ->  a fork server of its own, forked before the agent has threads
+              ->  torchrun's agent (forked)  ->  its fork server, forked before the agent has threads
                                              ->  ranks (forked)
 
 A process that is forked on request is no child of the server: the intermediate process between the two exits, and

@@ -57,7 +57,7 @@ class Round(Protocol):
         """Return whether the pods have to join another round, because one of them was lost."""
 
     def report(self, event: object) -> None:
-        """Tell the feature's service in the launcher, by ``Service.note``."""
+        """Report to the feature's service in the launcher, by ``Service.note``."""
 
     def request(self, request: object) -> Any:
         """Return what the feature's service replies, by ``Service.answer``."""
@@ -94,7 +94,7 @@ def log_fault(name: str, error: Exception) -> None:
 class AgentPart:
     """The hooks of a feature in torchrun's agent. A ``KnownFailure`` ends the pod, with that failure.
 
-    Any other exception of a part that is not vital is logged, and the training goes on.
+    Any other exception of a part that is not vital is logged, and the training continues.
     """
 
     name = ""

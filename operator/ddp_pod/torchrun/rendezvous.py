@@ -76,10 +76,10 @@ class Round(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A member that trains on although the ranks of another one have ended with 0, and why, in words.
+    """A member that trains on although the ranks of another one have ended with 0, and why, as text.
 
     ``explained``: whether a pod was asked to stop, has joined or left, or knows why ranks have failed. Else its ranks
-    have only lost a peer, and no pod has said so far which.
+    have only lost a peer, and no pod has reported so far which.
     """
 
     pod: int
@@ -134,7 +134,7 @@ class PodRendezvous(api.RendezvousHandler):
     def use_agent_store(self) -> bool:
         """Whether the agents host rank 0's store. On one machine the rank's own would listen on all addresses.
 
-        A program of one rank may start ranks with a store of their own, to which they would not connect.
+        A program of one rank may start ranks that create a store themselves, to which they would not connect.
         """
         has_peers = self._pod.nodes * self._pod.nproc_per_node > 1
         return self._pod.rendezvous_backend == STATIC or (self._pod.local and has_peers)
@@ -330,7 +330,7 @@ class PodRendezvous(api.RendezvousHandler):
         self._shared.write(f"{self._next}/restart", True)
 
     def announce_stop(self) -> None:
-        """Tell the members of the current round that this pod was asked to stop. Raises: RuntimeError.
+        """Report to the members of the current round that this pod was asked to stop. Raises: RuntimeError.
 
         A pod does so before it stops its ranks: the ranks of all pods may agree to end, with any exit code.
         """

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 LATEST = Path("latest.txt")
 
-# Without it the order of a resumed run begins anew.
+# Without it the order of a resumed run starts again.
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 stop = StopSignal()
 set_seed(0)

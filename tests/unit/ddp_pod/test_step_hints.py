@@ -92,7 +92,7 @@ def list_lines(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "group", "value"),
     [
-        ("epoch {epoch} step {step} loss 0.1", "epoch", "2"),  # the step begins anew
+        ("epoch {epoch} step {step} loss 0.1", "epoch", "2"),  # the step starts again
         ("epoch {epoch} batch {step}/5 global {run} loss 0.1", "step", "14"),
         ("Epoch {epoch}/3 done", "epoch", "2"),
     ],

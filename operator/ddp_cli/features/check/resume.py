@@ -184,7 +184,7 @@ def _find_different_loads(reference: Recording, resumed: Recording, save: SaveRe
 
 
 def _describe_weights(first: Process, process: Process) -> str:
-    """Return where the weights come from with which a process begins. ``first``: of its rank, which was killed."""
+    """Return where a process has its first weights from. ``first``: of its rank, which was killed."""
     steps = [step.step for step in first.steps if _has(first.digests(step), process.initial)]
     if steps:
         return f"the weights of step {steps[-1]}"
@@ -228,7 +228,7 @@ def _judge_without_save(first: Process) -> CheckVerdict:
         )
         return not_applicable(reason)
     return failed(
-        f"no checkpoint in {len(first.steps)} steps: a restarted job begins anew",
+        f"no checkpoint in {len(first.steps)} steps: a restarted job starts again",
         first.steps[-1].place,
         "save model, optimizer, scheduler and epoch after each epoch, and load them at the start (docs/checkpoints.md)",
     )
@@ -359,7 +359,7 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
     total = len(whole.steps)
     if whole.ended_itself and last.ended_itself and len(history) != total and compared == total:
         reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
-        verdict = failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+        verdict = failed(reason, save.place, "save the number of completed steps or epochs, and start there")
         return _RankVerdict(verdict, (len(processes), 0, 0))
     if warning is not None:
         return _RankVerdict(warning)
@@ -396,7 +396,7 @@ def _find_position(
 
 
 def _explain_new_start(process: Process) -> CheckVerdict:
-    reason = "a restarted run begins anew at step 1"
+    reason = "a restarted run starts again at step 1"
     if process.loads:
         name = process.loads[-1].path.rpartition("/")[2]
         reason += f": it reads {name} at {process.loads[-1].place}, and the model has its initial weights"
@@ -451,7 +451,7 @@ def _judge_draws(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
 def _judge_values(resume: _Resume, save: SaveRecord) -> CheckVerdict | None:
     """Find tensors that the script keeps beside the models and loses; None: there are none.
 
-    Averages of the weights are what is used later. Of others, such as the sums of a metric, only the script knows.
+    Averages of the weights are used later. Of others, such as the sums of a metric, only the script knows.
     """
     names, are_weights = find_silent(resume.lost)
     if not names:
@@ -467,7 +467,7 @@ def _judge_values(resume: _Resume, save: SaveRecord) -> CheckVerdict | None:
 
 
 def _judge_files(resume: _Resume, files: Files) -> CheckVerdict | None:
-    """Compare what the script saves after a restart with what it saves without one; None: it is equal."""
+    """Compare the saves after a restart with those without one; None: they are equal."""
     for file in resume.process.files:
         step = resume.position + file.step
         if file.step == 0 or step > resume.until or files.get((file.path, step), file.content) == file.content:
@@ -609,7 +609,7 @@ def _explain_draws(whole: Process, resume: _Resume, step: StepRecord, draws: set
 
 
 def _describe_draws(draws: set[str], resume: _Resume, step: StepRecord, *, is_repeated: bool) -> tuple[str, str]:
-    """Return what is wrong with random numbers, and what to save."""
+    """Return the fault of random numbers, and what to save."""
     sources = {entry.split()[0] for entry in draws}
     generators = {entry.split()[1].partition("=")[0] for entry in draws}
     who = " and ".join(_SOURCES[source] for source in SOURCES if source in sources)
@@ -642,11 +642,11 @@ def _explain_data(
     loader = _find_loader(resume.process, step.step)
     remedy = _describe_epoch(loader)
     if known and known[0] == 1:
-        return "the data begins anew with step 1", f"{remedy}; skip the batches before the checkpoint"
+        return "the data starts again with step 1", f"{remedy}; skip the batches before the checkpoint"
     begins = [begin for begin, _ in whole.loaders if begin < resume.position + step.step]
     if known and known[0] - 1 in begins:
         remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"
-        return f"the epoch begins anew with step {known[0]}", remedy
+        return f"the epoch starts again with step {known[0]}", remedy
     expected = _find_loader(whole, resume.position + step.step)
     if loader is not None and expected is not None:
         for former, value in zip(expected.state, loader.state, strict=False):
@@ -668,12 +668,12 @@ def _find_loader(process: Process, step: int) -> LoaderRecord | None:
 def _describe_epoch(loader: LoaderRecord | None) -> str:
     """Return how to continue with the right epoch, by what the script has."""
     if loader is None:
-        return "save the position in the data, and begin there"
+        return "save the position in the data, and start there"
     if loader.setter:
         owner = "sampler" if loader.sampler_built else f"loader.{loader.setter}"
-        return f"save the epoch, begin there, and call {owner}.set_epoch(epoch)"
+        return f"save the epoch, start there, and call {owner}.set_epoch(epoch)"
     name = next((text.partition("=")[0] for text in loader.state if text.partition("=")[0].endswith(_EPOCH)), "")
-    return f"save the epoch, begin there, and set loader.{name}" if name else "save the epoch, and begin there"
+    return f"save the epoch, start there, and set loader.{name}" if name else "save the epoch, and start there"
 
 
 def judge_continuation(
@@ -724,7 +724,7 @@ def judge_stop(
     saves = recording.saves
     if torn:
         place = next((save.place for save in reversed(saves) if save.path.endswith(torn)), "")
-        remedy = "write to another name and os.replace() it, and let SIGTERM wait for the end of a save"
+        remedy = "write to another name and os.replace() it, and end at SIGTERM only after the end of a save"
         return failed(f"ended within a save: {torn} is not complete, so no restart can load it", place, remedy)
     if not saves:
         return not_applicable(f"{NO_SAVE}; the script ended in time")

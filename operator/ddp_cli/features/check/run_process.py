@@ -75,7 +75,7 @@ class RunHost:
         self.pid = 0
 
     def start(self, order: RunOrder, text: Path, output: Path) -> RunProcess:
-        """Start a run. ``text``: the file of its standard input; ``output``: of what it prints."""
+        """Start a run. ``text``: the file of its standard input; ``output``: of its output."""
         if self._orders is None:
             self._fork()
         assert self._orders is not None
@@ -143,7 +143,7 @@ def _serve(orders: socket.socket, parent: int, pods: int) -> None:
 
 
 def _run(order: RunOrder, descriptors: Sequence[int]) -> int:
-    """Run the command as in a process of its own; return its exit code."""
+    """Run the command as in a separate process; return its exit code."""
     text, output = descriptors
     for descriptor, number in ((text, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, number)

@@ -71,7 +71,7 @@ _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks
 
 
 def judge_training(recording: Recording, world_size: int, stall: str = "") -> list[CheckVerdict]:
-    """Return the verdicts on one run that nobody interrupted.
+    """Return the verdicts on one uninterrupted run.
 
     ``world_size``: ranks of the job; ``stall``: why the run made no progress any more.
     """

@@ -68,7 +68,7 @@ class _DrainStatus(msgspec.Struct):
 
 
 class _DrainRequest(msgspec.Struct):
-    """A DrainRequest. Its spec is converted apart, so that the requester can read what is wrong with it."""
+    """A DrainRequest. Its spec is converted apart, so that the requester can read its faults."""
 
     metadata: _Meta
     spec: Any = None

@@ -2,7 +2,7 @@
 
 There are three kinds of witnesses: the peers that probe a pod, the operator's own requests to it, and the Lease that
 the kubelet of its node renews. At least two kinds must agree, and nothing may contradict them: soon if the Lease is one
-of them, later if only the network says so. In doubt the rules wait: a wrong decision ends a healthy pod, a late one
+of them, later if only the network shows it. In doubt the rules wait: a wrong decision ends a healthy pod, a late one
 costs seconds.
 """
 
@@ -51,11 +51,11 @@ class LeaseAge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodEvidence:
-    """What is known of one pod that a witness has no answer from.
+    """The evidence about one pod that a witness has no answer from.
 
     ``peers``: seconds for which each peer has had no answer from it, 0 for one that has; ``reach``: of the operator's
     own requests, for ``reach_seconds``; ``lease``: of its node, None if it cannot be read, for ``lease_problem``;
-    ``end``: what has happened to its node since, after which the pod is not there; empty: nothing that is known.
+    ``end``: the end of its node since, after which the pod is not there; empty: none that is known.
     """
 
     name: str
@@ -87,7 +87,7 @@ class JobEvidence:
 
 
 def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
-    """Return what is suspected of the pods, by their UIDs."""
+    """Return the suspicions of the pods, by their UIDs."""
     silent = [(pod, _find_silence(pod)) for pod in evidence.silent]
     suspected = [(pod, silence) for pod, silence in silent if silence is not None]
     split = _find_split(evidence, len({pod.node for pod, _ in suspected}) + evidence.unexamined)
@@ -103,7 +103,7 @@ def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
 class _Silence(NamedTuple):
     """Since when, and for whom a pod is silent. ``is_long``: for long enough.
 
-    ``is_unreached``: nobody has reached it for so long that the Lease does not matter.
+    ``is_unreached``: it was not reached for so long that the Lease does not matter.
     """
 
     seconds: float
@@ -149,7 +149,7 @@ def _find_split(evidence: JobEvidence, suspected: int) -> str:
 
 
 def _find_outage(evidence: JobEvidence) -> str:
-    """Return why a late Lease says nothing about its node; empty: it does."""
+    """Return why a late Lease is no evidence about its node; empty: it is."""
     if evidence.late and evidence.late >= evidence.fresh:
         return "the Leases of other nodes are late too, as after an outage of the API server: the operator waits"
     if not evidence.fresh:

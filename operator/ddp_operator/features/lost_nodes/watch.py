@@ -86,9 +86,9 @@ class _Followed:
     boots: Mapping[str, str] = field(default_factory=dict)
     """The boots of the silent pods' nodes, when they were first examined."""
     lost: dict[str, LostPod] = field(default_factory=dict)
-    """By name, until it is known what has become of their nodes."""
+    """By name, until the end or the return of their nodes is known."""
     returns: dict[str, Suspicion] = field(default_factory=dict)
-    """What has become of them: by the names of lost pods."""
+    """The ends and returns of their nodes, by the names of lost pods."""
     awaited: frozenset[str] = frozenset()
     """Lost nodes that the job avoids until they are ready again."""
     hinted: dict[int, datetime] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class NodeWatch(Service):
         self._readmission = Readmission(self.read_node, self.read_lease, self.clock)
 
     async def run(self) -> None:
-        """Look for the return of lost nodes, and let the jobs that avoid them know."""
+        """Look for the return of lost nodes, and wake the jobs that avoid them."""
         while True:
             with contain("feature lost-nodes", "returned nodes"):
                 returned = await self._readmission.look(
@@ -321,7 +321,7 @@ class NodeWatch(Service):
         return ends
 
     async def _find_returns(self, key: Key, followed: _Followed) -> None:
-        """Note what has become of lost nodes. A job has at most as many as are declared lost in a while."""
+        """Note the ends and returns of lost nodes. A job has at most as many as are declared lost in a while."""
         for name, lost in list(followed.lost.items()):
             reading, lease = await asyncio.gather(self.read_node(lost.node), self.read_lease(lost.node))
             now = self.clock()
@@ -334,7 +334,7 @@ class NodeWatch(Service):
                 self.on_change(key)
 
     def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
-        """Record what is suspected now, and let the job's next pass read it if that has changed."""
+        """Record the suspicions, and wake the job's next pass if they have changed."""
         nodes = {pod.uid: pod.node_name for pod in group.pods.values()}
         names = {pod.uid: pod.name for pod in group.pods.values()}
         limited = {uid: self._limit_rate(nodes[uid], suspicion) for uid, suspicion in suspicions.items()}

@@ -101,7 +101,7 @@ def _is_similar(before: QueueStatus, place: QueueStatus, now: datetime) -> bool:
 
 
 def view_queue(contents: QueueContents, quotas: Quotas) -> QueueView:
-    """Return a ClusterQueue with estimates. This takes up to some tenths of a second."""
+    """Return a ClusterQueue with estimates. This needs some tenths of a second."""
     draw = Random(0)  # nosec B311: not for security
     running = [
         _Running.observe(item, contents.training.get(item.uid), contents.time)

@@ -1,7 +1,7 @@
 """Record what a rank does at every step, for `ddp check`: ``contract`` describes order and records.
 
 Only a run of `ddp check` has a recorder. It may cost time, but must not change what the script computes: it draws no
-random numbers and keeps no graph. Errors of its own end the recording, not the script.
+random numbers and keeps no graph. Its errors end the recording, not the script.
 """
 
 import atexit
@@ -98,7 +98,7 @@ class _LooseParameters:
 
 
 def _guard(method: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of the recorder end the recording."""
+    """End the recording at an error of the recorder."""
 
     @functools.wraps(method)
     def guarded(self: "Recorder", *arguments: Any, **options: Any) -> None:
@@ -144,7 +144,7 @@ class Recorder:
         self._called = IdentityMap()  # modules that the script calls itself
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
-        self._wrappers: list[weakref.ref[Any]] = []  # DistributedDataParallel, as it is built
+        self._wrappers: list[weakref.ref[Any]] = []  # DistributedDataParallel, while it is built
         self._with_gradient: set[_Key] = set()
         self._cleared: set[_Key] = set()  # had a gradient after a backward, and none at any step
         self._skipped = 0  # steps, by a GradScaler
@@ -165,7 +165,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin an iteration."""
+        """Start an iteration."""
         self._batch: list[int] = []
         self._loss: list[str] = []
         self._backward = ""
@@ -288,14 +288,14 @@ class Recorder:
         self._torch.nn.Module.__call__ = call
 
     def _hook_schedulers(self) -> None:
-        """Note the lines of their steps. Some schedulers have a step of their own."""
+        """Note the lines of their steps. Some schedulers define their step."""
         for kind in list(vars(sys.modules["torch.optim.lr_scheduler"]).values()):
             if isinstance(kind, type) and find_own_function(kind, "step") is not None:
                 kind.step = observe(kind.step, before=self._note_schedule)  # type: ignore[attr-defined]
 
     @_guard
     def _note_schedule(self, scheduler: Any, *arguments: Any, **options: Any) -> None:
-        if self.steps:  # a scheduler makes its first step as it is built
+        if self.steps:  # a scheduler makes its first step while it is built
             self._scheduled = find_call().place
             self._measured = bool(arguments or options)
 
@@ -378,7 +378,7 @@ class Recorder:
 
     @_guard
     def enter_data(self) -> None:
-        """Note that a DataLoader begins to load."""
+        """Note that a DataLoader starts to load."""
         if self._draws is not None:
             self._draws.enter_data(SCRIPT_DRAWS)
 
@@ -390,7 +390,7 @@ class Recorder:
 
     @_guard
     def _note_draws(self, source: str) -> None:
-        """Note what has drawn random numbers since the last call."""
+        """Note the users of random numbers since the last call."""
         if self._draws is not None:
             self._draws.mark(source)
 
@@ -619,7 +619,7 @@ class Recorder:
         return bool(read_property(self._torch, parameter, "requires_grad"))
 
     def _digest(self, tensor: Any) -> str:
-        """Return the digest of a tensor; empty if its class computes by itself."""
+        """Return the digest of a tensor; empty if its class defines how to compute."""
         with bypass_modes(self._torch):
             plain = read_tensor(self._torch, tensor)
             return "" if plain is None else _write_digest(fingerprint.digest(self._torch, plain))
@@ -745,7 +745,7 @@ def _write_digest(number: int) -> str:
 
 
 def _find_build(module: Any) -> str:
-    """Return the line that builds a module: not one of its own constructors."""
+    """Return the line that builds a module: not one of its constructors."""
     frame: Any = sys._getframe(3)
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and _is_argument(frame, module):
         frame = frame.f_back

@@ -205,7 +205,7 @@ class _HeldEndpoint(MetricsEndpoint):
 
 
 class Leader(Holder):
-    """Holds pod 0: it carries out orders in all pods, and ends the job when nobody has used it for long."""
+    """Holds pod 0: it carries out orders in all pods, and ends the job when it was not used for long."""
 
     def __init__(self, pod: Pod, command: list[str]) -> None:
         super().__init__(pod, command)
@@ -216,7 +216,7 @@ class Leader(Holder):
         self._is_replacing = False  # the present run by another one
         self._adopting = asyncio.Lock()
         self._begun = asyncio.Event()
-        self._is_stopped = False  # by an order, rather than by itself
+        self._is_stopped = False  # by an order, rather than alone
         self._result = ""
         self._failure: Failure | None = None
         self._former: deque[PodReport] = deque(maxlen=_MOST_FORMER)

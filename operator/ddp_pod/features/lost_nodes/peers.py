@@ -2,7 +2,7 @@
 
 Each pod connects to the ports of up to three others in turn, so each pod has up to three witnesses. The kernel of a
 peer answers: neither a long garbage collection, a stopped process nor a busy CPU there counts as silence. The operator
-listens to the first and the last pod of a job: a witness tells these at once whom it finds silent.
+listens to the first and the last pod of a job: a witness reports to these at once which pod it finds silent.
 """
 
 import errno
@@ -75,7 +75,7 @@ class _Peer:
 
 
 class PeerWatch(Service):
-    """Probes some peers, and tells its readers as soon as one is silent."""
+    """Probes some peers, and wakes its readers as soon as one is silent."""
 
     name = "peer watch"
 
@@ -96,7 +96,7 @@ class PeerWatch(Service):
         self._probe = probe or probe_port
         self._tell = tell or send_hint
         self._hints: dict[int, float] = {}
-        """When other pods have told this one that a pod is silent."""
+        """When other pods have reported a silent pod to this one."""
         self._peers = [_Peer(index) for index in list_probed_peers(pod)]
         self._clock = AwakeClock(_LONGEST_PAUSE, time.monotonic())
         self._changed = threading.Condition()
@@ -130,12 +130,12 @@ class PeerWatch(Service):
             log(f"pod {peer.index} {'answers again' if answers else 'does not answer: its node may be lost'}")
 
     def _tell_listeners(self, silent: int) -> None:
-        """Tell the pods to which the operator listens that a pod is silent. The probes do not wait for it."""
+        """Report a silent pod to those to which the operator listens. The probes do not wait for it."""
         for index in self.list_listeners(silent):
             threading.Thread(target=self._tell_listener, args=(index, silent), daemon=True).start()
 
     def list_listeners(self, silent: int) -> Sequence[int]:
-        """Return the pods to tell that one is silent: the operator listens to the first and the last pod of a job."""
+        """Return the pods to which a silent one is reported: the first and the last, to which the operator listens."""
         return sorted({0, count_pods(self._pod) - 1} - {self._pod.node, silent})
 
     def _tell_listener(self, index: int, silent: int) -> None:
@@ -145,7 +145,7 @@ class PeerWatch(Service):
                 self._tell(address, self._pod.metrics_port, silent)
 
     def take_hint(self, silent: int) -> None:
-        """Note that a pod is silent for a witness, and tell the readers. Any thread calls this."""
+        """Note that a pod is silent for a witness, and wake the readers. Any thread calls this."""
         now = time.monotonic()
         with self._changed:
             self._hints = {pod: since for pod, since in self._hints.items() if now - since < _HINT_SECONDS}
@@ -156,7 +156,7 @@ class PeerWatch(Service):
     def read_page(self, path: str, query: str) -> PeerReport | None:
         """Return what this pod knows; with ``wait=8`` once a pod is silent, or after that time.
 
-        ``silent=5``: a peer tells it that pod 5 is.
+        ``silent=5``: a peer reports that pod 5 is.
         """
         if path != _PATH:
             return None
@@ -239,7 +239,7 @@ def probe_port(address: Address, port: int) -> bool:
 
 
 def send_hint(address: Address, port: int, silent: int) -> None:
-    """Tell a pod that another one is silent. Raises: OSError."""
+    """Report to a pod that another one is silent. Raises: OSError."""
     request_page(address, port, f"{_PATH}?silent={silent}")
 
 

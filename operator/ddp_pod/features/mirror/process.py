@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclasses.dataclass
 class _KnownFile:
-    """A file that is unchanged since a time of the monotonic clock, with what was read of it.
+    """A file that is unchanged since a time of the monotonic clock, with the data that was read of it.
 
     ``is_fetched``: whether it is one of a snapshot.
     """
@@ -320,7 +320,7 @@ class Mirror:
     # -- uploads
 
     def _advance(self, *, final: bool, waits_for_shards: bool = True) -> bool:
-        """Upload what has changed. Returns whether the store has everything.
+        """Upload the changes. Returns whether the store has everything.
 
         ``final``: all files are complete. ``waits_for_shards``: of other pods; else checkpoints without them are left
         out. A failure is reported and retried later. Raises: PrefixSuperseded, UnusableStorage.
@@ -430,7 +430,7 @@ class Mirror:
     def _check_overwritten(self, path: str, files: Mapping[str, FileIdentity], names: Iterable[str]) -> None:
         """Refuse a checkpoint that replaces one in the same folder, if other pods have some of its shards.
 
-        Shards of the former checkpoint could not be told from those of this one. Raises: UnusableStorage, ChangedFile.
+        The former shards could not be distinguished from these. Raises: UnusableStorage, ChangedFile.
         """
         identity = files[path]
         is_changed = self._metadata.setdefault(path, identity) != identity

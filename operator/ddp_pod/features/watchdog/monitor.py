@@ -580,7 +580,7 @@ class StallMonitor(Service):
             log(f"hang: in another pod, {cause.what if cause else 'no rank blocks its peers any more'}")
         is_job_stuck = job_stall is not None and job_stall.is_stuck
         if any(activity is not None and activity.behind and not activity.hangs for activity in (report.cause, cause)):
-            return False  # a rank in I/O, for which the others wait
+            return False  # a rank in I/O, for which its peers wait
         given_up = certain or (cause is not None and report.stuck and is_job_stuck)
         return now >= current.kill_at or (given_up and now >= current.give_up_at)
 

@@ -97,13 +97,13 @@ def load_in_another_order() -> Recording:
 
 
 RESUMES: list[tuple[str, Recording, str]] = [
-    ("begins anew", build_resumed(1, weights="w0"), "begins anew"),
+    ("starts again", build_resumed(1, weights="w0"), "starts again"),
     ("half of the weights", build_resumed(weights="w?"), "weights of no step"),
     ("scheduler", change_resumed(rates=lambda step, rank: (1.0,)), "scheduler"),
     (
         "epoch",
         change_resumed(batch=lambda step, rank: f"b{step - 8}.0", indices=lambda step, rank: f"i{step - 8}.0"),
-        "begins anew with step 1",
+        "starts again with step 1",
     ),
     ("other order", change_resumed(indices=lambda step, rank: "x"), "another order"),
     ("augmentation", change_resumed(batch=lambda step, rank: "x"), "augmentation"),
@@ -234,7 +234,7 @@ def test_new_start_is_named_although_the_first_step_has_changed_nothing() -> Non
         for processes in recording.ranks.values():
             for process in processes:
                 process.steps[0] = dataclasses.replace(process.steps[0], digests=("w0", "f"))
-    assert "begins anew at step 1" in judge_resume(reference, reference, resumed).reason
+    assert "starts again at step 1" in judge_resume(reference, reference, resumed).reason
 
 
 def test_process_that_was_killed_with_its_peer_before_its_first_step_is_left_out() -> None:
@@ -266,7 +266,7 @@ def test_stream_that_continues_with_another_epoch_names_its_attribute() -> None:
     verdict = judge_resume(reference, reference, resumed)
 
     assert "dataset.epoch is 0, and was 2 in the uninterrupted run" in verdict.reason
-    assert verdict.remedy == "save the epoch, begin there, and set loader.dataset.epoch"
+    assert verdict.remedy == "save the epoch, start there, and set loader.dataset.epoch"
 
 
 def test_learning_rate_of_an_own_counter_names_the_counter() -> None:
