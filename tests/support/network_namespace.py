@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
-_UNSHARE: Final = ("unshare", "--user", "--map-root-user", "--net", "--fork", "--kill-child")
+_UNSHARE: Final = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--fork", "--kill-child")
 _IMPOSSIBLE: Final = re.compile(r"not permitted|[Pp]ermission denied|[Rr]ead-only|No such device|not supported")
 
 
 def run_in_namespace(program: ModuleType, *arguments: str) -> str:
-    """Return the output of a program in a new network namespace; skip the test if none can be created."""
+    """Return the output of a program in a new network and mount namespace; skip the test if none can be created."""
     missing = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"not found: {', '.join(missing)}")

@@ -31,6 +31,7 @@ from ..contract.names import (
 from ..contract.processes import adopt_orphans
 from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
+from ..network.resolver import repeat_lost_queries_soon
 from ..progress.line_steps import find_total
 from ..torchrun.fork_client import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
@@ -165,6 +166,7 @@ def _set_environment(pod: Pod, features: Sequence[str]) -> None:
     if threads:
         os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    repeat_lost_queries_soon(os.environ)
     os.environ[ENV_RUNTIME_DIR] = pod.runtime
     os.environ.pop(ENV_RANK_FEATURES, None)
     if features:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import socket
+from pathlib import Path
 
 import pytest
 
 from ddp_pod.network import master
 from ddp_pod.network.connections import find_unacknowledged
+from ddp_pod.network.resolver import repeat_lost_queries_soon
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 MAPPED = "0000000000000000FFFF00000200000A"
@@ -76,3 +78,23 @@ def test_address_that_name_resolves_to_is_reported(monkeypatch: pytest.MonkeyPat
     wrong = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: wrong)
     assert master.wait_for_master("train-1-0.train", port, 0) == f"{master.REFUSED} (127.0.0.1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "options"),
+    [
+        ("nameserver 10.0.0.10\noptions ndots:5\n", {}, "timeout:1 attempts:4"),
+        ("options ndots:5 timeout:3\n", {}, None),
+        ("nameserver 10.0.0.10\n", {"RES_OPTIONS": "attempts:9"}, "attempts:9"),
+        (None, {}, "timeout:1 attempts:4"),
+    ],
+)
+def test_lost_queries_are_repeated_soon_unless_the_pod_has_other_options(
+    text: str | None, before: dict[str, str], options: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "resolv.conf"
+    if text is not None:
+        path.write_text(text)
+    environment = dict(before)
+    repeat_lost_queries_soon(environment, str(path))
+    assert environment.get("RES_OPTIONS") == options
