@@ -7,9 +7,8 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ddp_operator.api import constants
 from ddp_operator.manager.telemetry import OperatorMetrics
-from ddp_pod.contract import names as launcher
+from ddp_pod.contract import series
 from ddp_pod.progress import log_patterns
 from ddp_sdk.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
@@ -25,11 +24,7 @@ def list_operator_families() -> list[tuple[str, str]]:
 
 
 FAMILIES = [*((metric.name, metric.kind) for metric in METRICS), *list_operator_families()]
-LAUNCHER = [value for name, value in vars(launcher).items() if name.startswith("METRIC_")]
-
-
-def read_by_operator() -> set[str]:
-    return {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
+LAUNCHER = [value for name, value in vars(series).items() if name.startswith("METRIC_")]
 
 
 @pytest.mark.parametrize(("name", "kind"), FAMILIES)
@@ -47,12 +42,6 @@ def test_shares_are_called_ratios() -> None:
 
 def test_buckets_belong_to_histograms() -> None:
     assert BUCKETS.keys() == {metric.name for metric in METRICS if metric.kind == "histogram"}
-
-
-def test_operator_reads_series_that_trainer_or_launcher_exports() -> None:
-    exported = {metric.name for metric in METRICS} | set(LAUNCHER) | set(log_patterns.LOG_GROUPS.values())
-    read = {PARTS.sub("", name) for name in read_by_operator()}
-    assert read <= {PARTS.sub("", name) for name in exported}
 
 
 def test_dashboards_and_alerts_read_series_that_are_exported() -> None:

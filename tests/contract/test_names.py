@@ -7,22 +7,24 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
+from ddp_pod.contract import series
 from ddp_sdk import contract
 
 SHARED = re.compile(r"(ENV|EXIT|CATEGORY|METRIC|RUNTIME)_\w+|DEFAULT_\w+_PORT")
-MODULES = (constants, contract)
 
 
 def shared(module: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if SHARED.fullmatch(name)}
 
 
-COMMON = sorted(shared(constants).keys() & shared(contract).keys())
+OPERATOR = shared(constants) | shared(series)
+TRAINER = shared(contract)
+COMMON = sorted(OPERATOR.keys() & TRAINER.keys())
 
 
 @pytest.mark.parametrize("name", COMMON)
 def test_name_that_occurs_twice_means_same(name: str) -> None:
-    assert getattr(constants, name) == getattr(contract, name)
+    assert OPERATOR[name] == TRAINER[name]
 
 
 @pytest.mark.parametrize(("prefix", "least"), [("ENV_", 5), ("EXIT_", 7), ("METRIC_", 12)])
@@ -30,10 +32,10 @@ def test_comparison_of_names_covers_both_sides(prefix: str, least: int) -> None:
     assert len([name for name in COMMON if name.startswith(prefix)]) >= least
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("names", [OPERATOR, TRAINER], ids=["operator", "trainer"])
 @pytest.mark.parametrize("prefix", ["ENV_", "EXIT_", "METRIC_"])
-def test_no_value_has_two_names(module: ModuleType, prefix: str) -> None:
-    values = [value for name, value in shared(module).items() if name.startswith(prefix)]
+def test_no_value_has_two_names(names: dict[str, Any], prefix: str) -> None:
+    values = [value for name, value in names.items() if name.startswith(prefix)]
     assert len(values) == len(set(values))
 
 

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.api.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
 from ddp_operator.decide.purposes import PRODUCTIVE
 from ddp_operator.decide.transitions import Used
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.log_patterns import LOG_GROUPS
-from ddp_pod.contract.names import (
+from ddp_pod.contract.series import (
+    METRIC_LAUNCHER_PHASE,
+    METRIC_LAUNCHER_RESTARTS,
     METRIC_MEMORY_SAVES,
     METRIC_MEMORY_STALLED,
     METRIC_MEMORY_STEP,
     METRIC_MEMORY_TIME,
 )
-from ddp_pod.contract.progress import SERIES as RANK_SERIES
+from ddp_pod.contract.series import SERIES as RANK_SERIES
 from ddp_sdk.metrics_table import METRICS
 from docs.pages.tables import SAMPLE_RESOURCE
 from tests.support import ROOT

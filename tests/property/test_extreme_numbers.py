@@ -21,7 +21,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.transitions import find_transitions
 from ddp_operator.reading.pages import RateMeter
-from ddp_pod.contract.progress import SERIES
+from ddp_pod.contract.series import SERIES
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, template, trainer
 from tests.support.fuzzing import examples, tally
 

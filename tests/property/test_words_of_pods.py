@@ -18,7 +18,8 @@ from ddp_operator.features import SCHEMA
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.failure_table import CATEGORIES
-from ddp_pod.contract.progress import SERIES, RankProgress
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.series import SERIES
 from tests.support.builders import NOW, child_pod, job
 from tests.support.strategies import json
 

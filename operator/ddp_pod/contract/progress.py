@@ -2,40 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field
 
-from .names import (
-    METRIC_CHECKPOINT_STEP,
-    METRIC_COMPUTE_SECONDS,
-    METRIC_DATA_SECONDS,
-    METRIC_EPOCH,
-    METRIC_EPOCHS,
-    METRIC_GLOBAL_RATE,
-    METRIC_GLOBAL_STEP,
-    METRIC_HEARTBEATS,
-    METRIC_LAST_STEP,
-    METRIC_LEARNING_RATE,
-    METRIC_LOSS,
-    METRIC_LOST_LOSS,
-    METRIC_PROGRESS,
-    METRIC_SAMPLES,
-    METRIC_SAVING,
-    METRIC_STEP_INTERVAL,
-    METRIC_STEP_SECONDS,
-    METRIC_STEPS,
-    METRIC_TOTAL_MARGIN,
-    METRIC_TOTAL_STEPS,
-    METRIC_VAL_ACCURACY,
-    METRIC_VAL_LOSS,
-    METRIC_WORLD_SIZE,
-)
 from .records import text
-
-
-def _series(name: str) -> Any:
-    """Declare a number. ``name``: its series for Prometheus."""
-    return field(default=None, metadata={"series": name})
 
 
 @dataclass(frozen=True)
@@ -65,40 +34,40 @@ class RankProgress:
     rank: int = 0
     is_counted: bool = False
     """Whether its steps are optimizer steps, which advance with the rank's counter."""
-    step: float | None = _series(METRIC_GLOBAL_STEP)
+    step: float | None = None
     """Step of the run."""
-    steps: float | None = _series(METRIC_STEPS)
+    steps: float | None = None
     """Steps of the rank's process since its start."""
-    total_steps: float | None = _series(METRIC_TOTAL_STEPS)
-    total_margin: float | None = _series(METRIC_TOTAL_MARGIN)
+    total_steps: float | None = None
+    total_margin: float | None = None
     """Steps by which the total may be off, if it is from the log."""
-    step_interval: float | None = _series(METRIC_STEP_INTERVAL)
+    step_interval: float | None = None
     """Steps between two lines of the log."""
     is_count_full: bool = False
     """Whether the last count in the log is full, as ``20/20``, so that nothing more is announced."""
-    share: float | None = _series(METRIC_PROGRESS)
+    share: float | None = None
     """Completed share of the run, 0 to 1."""
-    epoch: float | None = _series(METRIC_EPOCH)
-    epochs: float | None = _series(METRIC_EPOCHS)
-    loss: float | None = _series(METRIC_LOSS)
-    lost_loss_step: float | None = _series(METRIC_LOST_LOSS)
+    epoch: float | None = None
+    epochs: float | None = None
+    loss: float | None = None
+    lost_loss_step: float | None = None
     """The step since which the loss is not finite."""
-    learning_rate: float | None = _series(METRIC_LEARNING_RATE)
-    val_loss: float | None = _series(METRIC_VAL_LOSS)
-    val_accuracy: float | None = _series(METRIC_VAL_ACCURACY)
-    samples: float | None = _series(METRIC_SAMPLES)
-    samples_per_second: float | None = _series(METRIC_GLOBAL_RATE)
+    learning_rate: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    samples: float | None = None
+    samples_per_second: float | None = None
     """Of all ranks, as the script states it."""
-    step_seconds: float | None = _series(METRIC_STEP_SECONDS)
+    step_seconds: float | None = None
     """Time spent in the steps of the process."""
-    data_seconds: float | None = _series(METRIC_DATA_SECONDS)
-    compute_seconds: float | None = _series(METRIC_COMPUTE_SECONDS)
-    last_step_time: float | None = _series(METRIC_LAST_STEP)
-    world_size: float | None = _series(METRIC_WORLD_SIZE)
-    heartbeats: float | None = _series(METRIC_HEARTBEATS)
-    saving: float | None = _series(METRIC_SAVING)
+    data_seconds: float | None = None
+    compute_seconds: float | None = None
+    last_step_time: float | None = None
+    world_size: float | None = None
+    heartbeats: float | None = None
+    saving: float | None = None
     """1 while training waits for a checkpoint."""
-    checkpoint_step: float | None = _series(METRIC_CHECKPOINT_STEP)
+    checkpoint_step: float | None = None
     machine: MachineTime = field(default_factory=MachineTime)
 
     def update(self, values: Mapping[str, float]) -> None:
@@ -138,9 +107,3 @@ class Uploads:
     bytes: float | None = None
     failures: float | None = None
     problem: str = text(200)
-
-
-SERIES: Final = {item.name: str(item.metadata["series"]) for item in fields(RankProgress) if "series" in item.metadata}
-"""The series of each number of a RankProgress."""
-FIELDS: Final = {series: name for name, series in SERIES.items()}
-"""The number of a RankProgress that each series is."""

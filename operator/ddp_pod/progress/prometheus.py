@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..contract.names import (
-    LAUNCHER_PHASES,
+from ..contract.names import LAUNCHER_PHASES
+from ..contract.progress import RankProgress
+from ..contract.report import PodReport, PreflightResult
+from ..contract.series import (
+    FIELDS,
     METRIC_ALL_REDUCE_RATE,
     METRIC_HANGS,
     METRIC_HEARTBEAT_AGE,
@@ -30,9 +33,8 @@ from ..contract.names import (
     METRIC_UPLOAD_FAILURES,
     METRIC_UPLOAD_STEP,
     METRIC_UPLOAD_TIME,
+    SERIES,
 )
-from ..contract.progress import FIELDS, SERIES, RankProgress
-from ..contract.report import PodReport, PreflightResult
 
 _SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?[ \t]+(\S+)([ \t]+-?\d+)?[ \t]*")
 _RANK: Final = re.compile(r'\{rank="(\d{1,9})",?\}')

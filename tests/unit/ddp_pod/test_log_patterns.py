@@ -15,7 +15,7 @@ import pytest
 from ddp_operator.decide.report import build_progress
 from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
-from ddp_pod.contract.progress import SERIES
+from ddp_pod.contract.series import SERIES
 from ddp_pod.progress import output
 from ddp_pod.progress.log_patterns import _MATCH_SECONDS, LogProgress, PatternTooSlow
 from ddp_pod.progress.output import Lines, keep_reading, read_last_lines, read_output

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_pod.base.files import write_json
-from ddp_pod.contract import names
-from ddp_pod.contract.progress import SERIES, RankProgress, Uploads
+from ddp_pod.contract import series
+from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import to_json
 from ddp_pod.contract.report import MemoryCopies, PodReport, PreflightResult, Stall, StalledRank, TrackedRun
+from ddp_pod.contract.series import SERIES
 from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.prometheus import format_page, merge_pages, read_script_page
 from ddp_pod.progress.rank_progress import RankReader, complete_progress, fetch_page, find_missing_steps, merge_counters
@@ -245,6 +247,8 @@ def test_loss_of_a_script_page_that_is_not_finite_has_its_step() -> None:
 
 
 def test_every_number_of_the_report_has_a_series() -> None:
+    hints = get_type_hints(RankProgress)
+    assert set(SERIES) == {name for name, kind in hints.items() if kind == (float | None)}
     numbers = dict.fromkeys(SERIES, 2.0)
     progress = RankProgress(1)
     progress.update(numbers)
@@ -264,7 +268,7 @@ def test_every_number_of_the_report_has_a_series() -> None:
     page = format_page(report, {5: 'ddp_step{rank="5"} 1\nddp_own{rank="5"} 2\n'})
     assert list(text_string_to_metric_families(page))
     lines = page.splitlines()
-    for name in [value for key, value in vars(names).items() if key.startswith("METRIC_")]:
+    for name in [value for key, value in vars(series).items() if key.startswith("METRIC_")]:
         assert any(line.startswith((f"{name} ", f"{name}{{")) for line in lines), name
     for line in (
         'ddp_steps_total{rank="1"} 2',

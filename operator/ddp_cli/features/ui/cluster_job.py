@@ -28,16 +28,25 @@ from ddp_operator.decide.views import PodView
 from ddp_operator.reading.events import read_event_time
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.pages import decode_report
-from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
+from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.series import (
+    FIELDS,
+    METRIC_COMPUTE_SECONDS,
+    METRIC_DATA_SECONDS,
+    METRIC_SAMPLES,
+    METRIC_STEP_SECONDS,
+    METRIC_STEPS,
+    SERIES,
+)
 
 _MOST_REPORTS: Final = 16
 _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
 _LEAST_STEP: Final = 15  # seconds between two points, about Prometheus' scrape interval
 _RANK_SERIES: Final = (
-    *(constants.METRIC_STEPS, constants.METRIC_STEP_SECONDS),
-    *(constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS),
+    *(METRIC_STEPS, METRIC_STEP_SECONDS),
+    *(METRIC_DATA_SECONDS, METRIC_COMPUTE_SECONDS),
 )
 
 
@@ -190,10 +199,8 @@ class _Prometheus:
         rank_0 = f'{{{self._labels},rank="0"}}'
         rate = f"[{max(60, 4 * step)}s]"
         queries = {name: f"{SERIES[field]}{rank_0}" for name, field in COLUMNS.items() if field}
-        queries["samples_per_second"] = (
-            f"sum by (ddp_attempt) (rate({constants.METRIC_SAMPLES}{{{self._labels}}}{rate}))"
-        )
-        queries["steps_per_second"] = f"rate({constants.METRIC_STEPS}{rank_0}{rate})"
+        queries["samples_per_second"] = f"sum by (ddp_attempt) (rate({METRIC_SAMPLES}{{{self._labels}}}{rate}))"
+        queries["steps_per_second"] = f"rate({METRIC_STEPS}{rank_0}{rate})"
         rows: dict[tuple[float, float], dict[str, float]] = {}
         for name, query in queries.items():
             maximum = f"max by (ddp_attempt) ({query})"
