@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+import msgspec
+
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.client.claim import put_on_claim
 from ddp_cli.client.errors import ApiError, ClientError
@@ -21,7 +23,7 @@ def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Itera
     ``code``: the packed folder; None: the job has no code, or names an existing ConfigMap. If the job is refused, its
     new ConfigMap is deleted. Raises: ClientError.
     """
-    name = job.spec.code.config_map_name if job.spec.code else None
+    name = _find_config_map(job)
     if code is not None and name is None:
         yield put_on_claim(api, code, resolve_template(job))
         return
@@ -44,7 +46,7 @@ def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Itera
 
 def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
     """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
-    name = job.spec.code.config_map_name if job.spec.code else None
+    name = _find_config_map(job)
     if name is None or not name.startswith(CODE_PREFIX):
         return  # no ConfigMap, or the user's own
     patch = {"metadata": {"ownerReferences": [owner_reference(job, controller=False)]}}
@@ -57,6 +59,13 @@ def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
         config_map = code.build_config_map(api.namespace)
         config_map["metadata"] |= patch["metadata"]
         _create(api, config_map)
+
+
+def _find_config_map(job: DDPTrainingJob) -> str | None:
+    """Return the name of the ConfigMap with a job's code; None: it has no code, or has it elsewhere."""
+    code = msgspec.to_builtins(job.spec).get("code") or {}
+    name: str | None = code.get("configMapName")
+    return name
 
 
 def _check_exists(api: Api, name: str) -> None:

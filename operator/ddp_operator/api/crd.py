@@ -165,11 +165,8 @@ def add_rules(root: dict[str, Any], rules: Iterable[CelRule]) -> None:
 def bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
-
-    code_fields = spec["properties"]["code"]["properties"]
-    code_paths = [("code", name) for name, field in code_fields.items() if field["type"] == "string"]
     checkpoint_paths = [("checkpoint", name) for name in ("path", "claimName", "url")]
-    for path in (("shm", "sizeLimit"), *checkpoint_paths, *code_paths):
+    for path in (("shm", "sizeLimit"), *checkpoint_paths):
         node = spec
         for name in path:
             node = node["properties"][name]

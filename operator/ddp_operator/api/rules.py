@@ -221,42 +221,6 @@ RULES: tuple[CelRule, ...] = (
     require_between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
     require_between("spec.checkpoint.graceSeconds", 0, YEAR, "with 0 pods are killed at once"),
     CelRule(
-        "spec.code",
-        "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
-        "must have exactly one of configMapName, claimName and image; use `ddp submit --workdir`, which sets it",
-    ),
-    CelRule(
-        "spec.code",
-        "has(self.path) == has(self.claimName)",
-        "must be set together with claimName: it is the path of the archive in the claim; set both or none",
-        field=".path",
-    ),
-    CelRule(
-        "spec.code.digest",
-        "self.matches('^[0-9a-f]{64}$')",
-        "must be a SHA-256 of 64 hexadecimal digits; use `ddp submit --workdir`, which sets it",
-    ),
-    CelRule(
-        "spec.code.image",
-        "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
-        "must name the image by its digest, repository@sha256:…, because a tag can move and later pods would run "
-        "different code; write the digest that the registry shows",
-    ),
-    CelRule(
-        "spec.code.mountPath",
-        "self.matches('^/[^:]*[^/:]$') && !self.contains('/..') && !self.startsWith('/opt/ddp-')",
-        "must be an absolute path such as /workspace, and neither / nor a folder /opt/ddp-…, which the operator uses; "
-        "change it",
-    ),
-    *(
-        CelRule(
-            f"spec.code.{name}",
-            "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
-            f"must be a path in the {where}, without '..'; change it",
-        )
-        for name, where in (("path", "claim"), ("pip", "folder"))
-    ),
-    CelRule(
         "spec.shm.sizeLimit",
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",

@@ -54,7 +54,6 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
         "checkpoint",
         "successPolicy",
         "template",
-        "code",
     ),
     # After the job has ended: an edit would have no effect.
     "ended": (
@@ -94,7 +93,8 @@ class PodAddition:
 
     ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
     the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
-    ``init_containers``: run before those of the template, and mount the launcher. ``labels`` and ``annotations`` of the
+    ``init_containers``: run before those of the template, and mount the launcher. ``working_dir``: of the training
+    container, unless the template sets it. ``labels`` and ``annotations`` of the
     pod, and ``fields`` of its spec that the template does not set. ``shared_memory``: the size of /dev/shm as a
     quantity, unless the job sets it.
     """
@@ -105,6 +105,7 @@ class PodAddition:
     volumes: Sequence[Mapping[str, Any]] = ()
     mounts: Sequence[Mapping[str, Any]] = ()
     init_containers: Sequence[Mapping[str, Any]] = ()
+    working_dir: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +173,7 @@ class OwnFields(Generic[T_co]):
     its own rule. ``check``: what the rules cannot check. ``has_default``: whether the operator's settings may have
     values for jobs that set none. ``switch``: the path of the boolean without which the rest of its group has no
     effect: a job that sets it to false takes nothing of the group from what completes it. ``limits``: what they limit.
+    ``mounts``: returns the folders of the training container that nothing else may use, each with its field.
     ``plan`` and ``pod``: what they add to the pods' plan, and to the training pod of an attempt. ``children``: what
     they add to the job's objects. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1
     if a member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about
@@ -187,6 +189,7 @@ class OwnFields(Generic[T_co]):
     has_default: bool = False
     switch: str = ""
     limits: tuple[Limit, ...] = ()
+    mounts: Callable[[Spec], dict[str, str]] | None = None
     plan: Callable[["DDPTrainingJob", PodPlan], PodPlan] | None = None
     pod: Callable[["DDPTrainingJob", CheckedTemplate, int], PodAddition] | None = None
     children: tuple[OwnChild, ...] = ()
@@ -292,6 +295,14 @@ class Schema:
                 if call_if_asked(part, job, partial(child.wants, job), bool, default=False):
                     wanted.append((part, child))
         return sorted(wanted, key=lambda item: not item[1].is_shared)
+
+    def list_mounts(self, job: "DDPTrainingJob") -> dict[str, str]:
+        """Return the folders of the trainer that features use, each with its field. Raises: InvalidManifest."""
+        mounts: dict[str, str] = {}
+        for part in self.owned:
+            if part.mounts is not None:
+                mounts |= call_if_asked(part, job, partial(part.mounts, job.spec), dict, {})
+        return mounts
 
     def find_preparing(self, spec: Spec) -> OwnFields[SpecFields] | None:
         """Return the fields that ask for a Job before attempt 1; None: there is none. It is one feature's at most."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
+from ddp_operator.api.constants import DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 MAX_RESTARTS: Final = 3
 """Default of ``spec.recovery.maxRestarts`` in a cluster, and in ``ddp drill``, which measures a restart."""
@@ -174,38 +174,6 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
     grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
 
 
-class Code(SpecFields, frozen=True, kw_only=True):
-    """Working directory of the training command, packed by `ddp submit --workdir`, unpacked in each pod before its
-    ranks start. Set one of configMapName, claimName and image."""
-
-    digest: Annotated[str, Meta(description="SHA-256 of the archive's tar, in hex; each pod checks it.")]
-    config_map_name: Annotated[str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.")] = None
-    claim_name: Annotated[str | None, Meta(description="PersistentVolumeClaim with the archive.")] = None
-    path: Annotated[str | None, Meta(description="Path of the archive in the claim.")] = None
-    image: Annotated[
-        str | None,
-        Meta(
-            description="Your OCI image, named by its digest, with the archive as /code.tar.gz: an image volume "
-            "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)."
-        ),
-    ] = None
-    commit: Annotated[str | None, Meta(description="Git commit of the folder.")] = None
-    dirty: Annotated[bool | None, Meta(description="True: the folder has changes since that commit.")] = None
-    mount_path: Annotated[
-        str | None,
-        Meta(description="Path of the folder in the pods. Unset: /workspace."),
-    ] = None
-    pip: Annotated[
-        str | None,
-        Meta(description="Requirements file in the folder; each pod installs it beside the image's packages."),
-    ] = None
-
-    @property
-    def folder(self) -> str:
-        """The path of the folder in the pods."""
-        return (self.mount_path or CODE_FOLDER).rstrip("/")
-
-
 class Metrics(SpecFields, frozen=True, kw_only=True):
     """The pod's Prometheus endpoint, served by the launcher."""
 
@@ -291,7 +259,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         ),
     ] = None
     template: Template
-    code: Code | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)

@@ -8,9 +8,7 @@ from msgspec.structs import replace
 from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, JobSize
 from ddp_operator.api.kubeobjects import format_time, parse_time, truncate
-from ddp_operator.api.spec import Code
 from ddp_operator.api.status import (
-    CodeStatus,
     Condition,
     ConditionStatus,
     Phase,
@@ -85,8 +83,6 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
-    if state.spec.code is not None or status.code is not None:
-        status = replace(status, code=_describe_code(state.spec.code) if state.spec.code else None)
     if state.observation.page is not None:
         with contain("measurements", str(state.job)):
             status = _record_page(state, status, state.observation.page)
@@ -108,15 +104,6 @@ def compute_phase(attempt: ObservedAttempt, restarting: Fact) -> Phase:
     if attempt.is_held:
         return "Held"
     return "Running" if attempt.all_run else "Pending"
-
-
-def _describe_code(code: Code) -> CodeStatus:
-    commit = ""
-    if code.commit:
-        commit = code.commit[:12] + ("-dirty" if code.dirty else "")
-    # Two dirty trees of a commit differ in their digest alone.
-    revision = commit if commit and not code.dirty else f"{commit} {code.digest[:12]}".lstrip()
-    return CodeStatus(revision=revision)
 
 
 def _record_page(state: State, status: Status, page: Page) -> Status:

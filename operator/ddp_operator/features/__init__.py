@@ -7,6 +7,7 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import (
+    code,
     completion,
     dev,
     drains,
@@ -32,6 +33,7 @@ from ddp_operator.features import (
 )
 
 FEATURES: Final[tuple[Feature, ...]] = (
+    code.FEATURE,
     completion.FEATURE,
     dev.FEATURE,
     drains.FEATURE,

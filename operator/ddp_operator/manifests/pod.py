@@ -5,7 +5,7 @@ the fields with which pods connect to each other; ``template.py`` refuses templa
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,12 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.schema import PodAddition, call_if_asked
-from ddp_operator.api.spec import Checkpoint, Code
+from ddp_operator.api.spec import Checkpoint
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
     VERSION,
     CheckpointStoreConfig,
-    CodeConfig,
     PodPlan,
     WatchdogConfig,
     encode_plan,
@@ -228,15 +227,6 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         auto_instrument=spec.metrics.auto_instrument,
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
-        code=CodeConfig(
-            archive=f"{constants.CODE_MOUNT_PATH}/{spec.code.path or constants.CODE_FILE}",
-            digest=spec.code.digest,
-            folder=spec.code.folder,
-            requirements=spec.code.pip,
-            packages=constants.PACKAGES_MOUNT_PATH,
-        )
-        if spec.code
-        else None,
     )
     for part in job.schema.owned:
         if part.plan is not None:
@@ -315,13 +305,9 @@ def _add_volumes(
         volume, mount = build_checkpoint_volume(checkpoint)
         volumes.append(volume)
         mounts.append(mount)
-    if job.spec.code:
-        for name, source, path in _list_code_volumes(job.spec.code):
-            volumes.append({"name": name, **source})
-            read_only = {"readOnly": True} if name == constants.CODE_VOLUME else {}
-            mounts.append({"name": name, "mountPath": path, **read_only})
-        trainer.setdefault("workingDir", job.spec.code.folder)
     for addition in additions:
+        if addition.working_dir:
+            trainer.setdefault("workingDir", addition.working_dir)
         volumes += map(dict, addition.volumes)
         mounts += map(dict, addition.mounts)
     pod["volumes"] = volumes
@@ -344,19 +330,6 @@ def build_checkpoint_volume(checkpoint: Checkpoint) -> tuple[dict[str, Any], dic
     source = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     mount = {"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path}
     return {"name": constants.CHECKPOINT_VOLUME, **source}, mount
-
-
-def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the name, source and mount path of each volume of spec.code."""
-    archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
-    if code.claim_name:  # only the mount is read-only: the job may write to the same claim in another volume
-        archive = {"persistentVolumeClaim": {"claimName": code.claim_name}}
-    elif code.image:
-        archive = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
-    yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
-    yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
-    if code.pip:
-        yield constants.PACKAGES_VOLUME, {"emptyDir": {}}, constants.PACKAGES_MOUNT_PATH
 
 
 def avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:

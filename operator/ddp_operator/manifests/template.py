@@ -73,7 +73,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     path = f"{_POD}.containers[{index}]"
 
     errors += _check_pod(pod, spec)
-    errors += _check_trainer(trainer, path, spec)
+    errors += _check_trainer(trainer, path, job)
     errors += check_containers(pod, _POD)
     if spec.checkpoint is not None:
         errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
@@ -287,7 +287,8 @@ def _check_container_ports(pod: Mapping[str, Any], spec: Spec) -> Iterator[Field
                     yield FieldError(path, message, number)
 
 
-def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterator[FieldError]:
+def _check_trainer(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> Iterator[FieldError]:
+    taken = job.schema.list_mounts(job)
     for index, port in enumerate(trainer.get("ports") or []):
         if port.get("name") in constants.PORT_NAMES:
             message = "is the name of a port that the operator declares; rename it"
@@ -302,20 +303,20 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
             message = "is reserved: torchrun and the operator set it; remove it"
             yield FieldError(f"{path}.env[{index}].name", message, name)
     for index, mount in enumerate(trainer.get("volumeMounts") or []):
-        error = _check_mount_path(mount.get("mountPath"), f"{path}.volumeMounts[{index}].mountPath", spec)
+        error = _check_mount_path(mount.get("mountPath"), f"{path}.volumeMounts[{index}].mountPath", job.spec, taken)
         if error is not None:
             yield error
 
 
-def _check_mount_path(mount_path: Any, path: str, spec: Spec) -> FieldError | None:
-    """Return the refusal of a mount path that the operator uses. ``path``: the path of the field."""
+def _check_mount_path(mount_path: Any, path: str, spec: Spec, taken: Mapping[str, str]) -> FieldError | None:
+    """Return the refusal of a mount path that the operator uses. ``path``: of the field; ``taken``: by features."""
     if not isinstance(mount_path, str):
         return FieldError(path, "Required value: every mount needs a path; add it")
     folder = mount_path.rstrip("/")
     if folder in _OPERATOR_FOLDERS:
         return FieldError(path, "is reserved for the operator; choose another path", mount_path)
-    if spec.code and folder == spec.code.folder:
-        message = "spec.code is unpacked there; remove this mount or set spec.code.mountPath"
+    if folder in taken:
+        message = f"is the folder of {taken[folder]}; remove this mount or change that field"
         return FieldError(path, message, mount_path)
     if spec.checkpoint and spec.checkpoint.claim_name and folder == spec.checkpoint.path.rstrip("/"):
         message = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"

@@ -27,13 +27,14 @@ class CannotPackAgain(ClientError):
 def pack_again(job: Job, folder: Path, include: Sequence[str] = ()) -> PackedCode:
     """Pack the folder of a job for a new run, by the rules of `ddp submit`. Raises: CannotPackAgain."""
     parsed = parse_resource(job.resource, SCHEMA)
-    if parsed.spec.code is None:
+    code = job.resource["spec"].get("code")
+    if not code:
         raise CannotPackAgain(
             f"{job.name} has no spec.code, so its pods run the code of their image or of this machine's folder: run it "
             "again with --no-code, or start the job with `ddp dev --workdir DIR`"
         )
     try:
-        packed = pack_code(folder, include, pip=bool(parsed.spec.code.pip), limit=MOST_CODE_BYTES)
+        packed = pack_code(folder, include, pip=bool(code.get("pip")), limit=MOST_CODE_BYTES)
         template = resolve_template(parsed)
         packed.check_command(template.command, template.trainer.get("workingDir"))
     except CannotPack as error:

@@ -20,7 +20,7 @@ def read_inputs(spec: Spec) -> tuple[Input, ...]:
 
 
 def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
-    return check_inputs(job.spec, read_inputs(job.spec), trainer)
+    return check_inputs(job, read_inputs(job.spec), trainer)
 
 
 def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAddition:

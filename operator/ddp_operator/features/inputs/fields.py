@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.spec import SecretReference, Spec, SpecFields
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_pod.contract.credentials import has_credentials
 
 _MOST: Final = {"maxItems": 16}  # a termination message has room for the reports of as many
@@ -99,9 +100,9 @@ class InputFields(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
-def check_inputs(spec: Spec, inputs: Sequence[Input], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+def check_inputs(job: DDPTrainingJob, inputs: Sequence[Input], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check the rules for spec.inputs that are not in the CRD."""
-    used_paths = _list_used_paths(spec, trainer)
+    used_paths = _list_used_paths(job, trainer)
     labels: set[str] = set()
     for index, entry in enumerate(inputs):
         here = f"spec.inputs[{index}]"
@@ -120,15 +121,13 @@ def check_inputs(spec: Spec, inputs: Sequence[Input], trainer: Mapping[str, Any]
         labels.add(entry.label)
 
 
-def _list_used_paths(spec: Spec, trainer: Mapping[str, Any]) -> dict[str, str]:
+def _list_used_paths(job: DDPTrainingJob, trainer: Mapping[str, Any]) -> dict[str, str]:
     """Return the mount paths of the training container, each with the field or component that uses it."""
     paths = {str(mount.get("mountPath")).rstrip("/"): "a volumeMount" for mount in trainer.get("volumeMounts") or ()}
     paths |= {constants.LAUNCHER_MOUNT_PATH: "the operator", "/dev/shm": "shared memory"}
-    if spec.checkpoint:
-        paths[spec.checkpoint.path.rstrip("/")] = "spec.checkpoint.path"
-    if spec.code:
-        paths[spec.code.folder.rstrip("/")] = "spec.code"
-    return paths
+    if job.spec.checkpoint:
+        paths[job.spec.checkpoint.path.rstrip("/")] = "spec.checkpoint.path"
+    return paths | job.schema.list_mounts(job)
 
 
 def _check_input(entry: Input, here: str) -> Iterator[FieldError]:

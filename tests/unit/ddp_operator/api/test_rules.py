@@ -26,7 +26,6 @@ def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str
     return list_refused(item, KERNEL, old)
 
 
-CODE = {"configMapName": "ddp-code-1", "digest": "0" * 64}
 STORE = {"path": "/ckpt", "url": "s3://bucket/prefix"}
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
@@ -60,16 +59,6 @@ BAD: dict[str, tuple[Any, ...]] = {
         STORE | {"claimName": "c"},
         STORE | {"shared": True},
     ),
-    "spec.code": (
-        {"digest": "0" * 64},
-        CODE | {"image": f"example.com/code@sha256:{'0' * 64}"},
-        CODE | {"claimName": "code", "path": "a"},
-    ),
-    "spec.code.image": ("example.com/code", "example.com/code:1", f"a b@sha256:{'0' * 64}", f"@sha256:{'0' * 64}"),
-    "spec.code.path": ("code.tar.gz", "/code.tar.gz", "../code.tar.gz"),
-    "spec.code.digest": ("", "0" * 63, "G" * 64),
-    "spec.code.mountPath": ("/", "", "code", "/a/", "/a/../b", "/opt/ddp-code", "/a:b"),
-    "spec.code.pip": ("/requirements.txt", "../requirements.txt", "a/.."),
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
     "spec.scheduling.topologyKey": ("zone",),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
@@ -97,11 +86,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
     "spec.checkpoint": (STORE | {"keep": 1000, "secretRef": {"name": "bucket"}},),
-    "spec.code": (
-        CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "commit": "1", "dirty": True},
-        {"claimName": "code", "path": "a/b.tar.gz", "digest": "0" * 64},
-        {"image": f"example.com:5000/team/code@sha256:{'0' * 64}", "digest": "f" * 64},
-    ),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.scheduling": (
         {},
@@ -196,7 +180,6 @@ FIXED = {
     "spec.scheduling.placement": "Pack",
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
-    "spec.code": CODE,
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

@@ -130,18 +130,6 @@ def test_suspended_job_waits_for_former_pods() -> None:
     assert result.message == "2 pods are terminating gracefully"
 
 
-@pytest.mark.parametrize(
-    ("commit", "dirty", "revision"),
-    [("a" * 40, False, "a" * 12), ("a" * 40, True, f"{'a' * 12}-dirty {'1' * 12}"), (None, None, "1" * 12)],
-)
-def test_code_revision_is_commit_or_digest(commit: str | None, dirty: bool | None, revision: str) -> None:
-    written = {"configMapName": "ddp-code-1", "digest": "1" * 64}
-    written |= {} if commit is None else {"commit": commit, "dirty": dirty}
-    code = present(run(*RUNNING, code=written).status.code)
-    assert code.revision == revision
-    assert run(*RUNNING).status.code is None
-
-
 class TestCheckpointsInAStore:
     STORE = {"path": "/ckpt", "url": "s3://bucket/digits"}
     NEWEST = {"bytes": 9, "step": 40, "time": 1.7e9}

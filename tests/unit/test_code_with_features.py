@@ -1,0 +1,14 @@
+"""``spec.code`` beside other features."""
+
+import pytest
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.manifests.template import resolve_template
+from tests.support.builders import job
+
+
+def test_input_in_the_folder_of_the_code_is_refused() -> None:
+    code = {"configMapName": "ddp-code-1", "digest": "1" * 64}
+    entry = {"url": "https://host/file", "mountPath": "/workspace", "claimName": "data"}
+    with pytest.raises(InvalidManifest, match=r"spec.inputs\[0\].mountPath: .*spec.code.mountPath"):
+        resolve_template(job(code=code, inputs=[entry]))
