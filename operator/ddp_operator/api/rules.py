@@ -198,10 +198,6 @@ RULES: tuple[CelRule, ...] = (
         "self.all(c, c >= 1 && c <= 255)",
         "must contain only exit codes between 1 and 255; remove all other values",
     ),
-    *(
-        require_between(f"spec.watchdog.{name}", 1, YEAR, "to only report hangs, set action: Report")
-        for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
-    ),
     CelRule(
         "spec.checkpoint.path",
         "self.startsWith('/')",

@@ -49,7 +49,6 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     "run": (
         "procPerNode",
         "shm",
-        "watchdog",
         "securityProfile",
         "checkpoint",
         "successPolicy",

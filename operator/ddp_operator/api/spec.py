@@ -109,35 +109,6 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Watchdog(SpecFields, frozen=True, kw_only=True):
-    """Detection of hangs. A step or heartbeat() is progress."""
-
-    start_seconds: Annotated[int, Meta(description="Maximum seconds from the workers' start to their first step.")] = (
-        900
-    )
-    stall_seconds: Annotated[
-        int,
-        Meta(
-            description="Maximum seconds without a step or heartbeat of any rank of a pod; without either, "
-            "without CPU use."
-        ),
-    ] = 300
-    checkpoint_seconds: Annotated[
-        int,
-        Meta(
-            description="As stallSeconds, while a rank saves a checkpoint, or its peers wait for its I/O (upload, "
-            "download, file, subprocess)."
-        ),
-    ] = 1800
-    action: Annotated[
-        Literal["Restart", "Fail", "Report"],
-        Meta(
-            description="Restart: restart the workers, as after any failure. Fail: fail the job. Report: only "
-            "report, as before the first visible step unless a rank at rest prevents it."
-        ),
-    ] = "Restart"
-
-
 class Checkpoint(SpecFields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
@@ -262,7 +233,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
-    watchdog: Watchdog = field(default_factory=Watchdog)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
     scheduling: Scheduling = field(default_factory=Scheduling)

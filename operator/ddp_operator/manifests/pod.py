@@ -21,7 +21,6 @@ from ddp_pod.contract.plan import (
     VERSION,
     CheckpointStoreConfig,
     PodPlan,
-    WatchdogConfig,
     encode_plan,
 )
 
@@ -199,7 +198,6 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
     spec = job.spec
     elastic = spec.elastic
     is_elastic = elastic is not None and elastic.min_nodes < elastic.max_nodes
-    watchdog = spec.watchdog
     saves = spec.checkpoint
     plan = PodPlan(
         version=VERSION,
@@ -219,9 +217,6 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
         non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
         success_policy=spec.success_policy,
-        watchdog=WatchdogConfig(
-            watchdog.start_seconds, watchdog.stall_seconds, watchdog.checkpoint_seconds, watchdog.action
-        ),
         checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _DEFAULT_SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         auto_instrument=spec.metrics.auto_instrument,

@@ -10,6 +10,7 @@ from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.hooks import Feature, PodHook
 from ddp_operator.decide.state import State
+from ddp_operator.features.stalls.fields import FIELDS
 from ddp_operator.features.stalls.peers import describe_cut_off_training, describe_waiting
 from ddp_operator.features.stalls.reading import StallReading, observe
 from ddp_operator.features.stalls.stall import describe_stall
@@ -36,9 +37,10 @@ def explain(attempt: ObservedAttempt, fact: Fact) -> Fact:
 
 
 FEATURE: Final = Feature(
-    "stalls",
+    FIELDS.feature,
     maturity="stable",
     page="metrics.md",
+    fields=FIELDS,
     pods=PodHook(StallReading, observe),
     record=record,
     explain=explain,

@@ -11,6 +11,7 @@ from ddp_operator.api.texts import SLOW_REMEDY
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.report import Page, build_progress
+from ddp_operator.features.stalls.fields import FIELDS
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 
@@ -37,7 +38,7 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     """
     if page is None or page.is_held:
         return False
-    watchdog = job.spec.watchdog
+    watchdog = FIELDS.read(job.spec).watchdog
     stalled_seconds = page.stall.seconds or 0.0
     if page.training:
         saving = (page.progress.saving or 0.0) > 0

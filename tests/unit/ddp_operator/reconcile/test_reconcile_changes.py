@@ -68,7 +68,7 @@ class TestFailedPods:
 
     async def test_hang_with_action_fail_ends_job_if_all_ranks_wait(self) -> None:
         for secondary_ones in ((False, True), (True, True)):
-            harness = await ReconcilerHarness(watchdog={"action": "Fail"}).train(TRAINING)
+            harness = await ReconcilerHarness().train(TRAINING)
             for node, secondary in enumerate(secondary_ones):
                 words = last_words("Hang", rank=node, podIndex=node, secondary=secondary, message="no step for 300 s")
                 harness.tell_end(node, constants.EXIT_USER_ERROR, words)
