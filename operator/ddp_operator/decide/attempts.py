@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api import child_names
-from ddp_operator.api.kubeobjects import parse_time, truncate
+from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
@@ -35,7 +35,7 @@ from ddp_operator.decide.losses import (
     was_lost_lately,
     was_resized_lately,
 )
-from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_goodput, record_final_progress
+from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_progress
 from ddp_operator.decide.state import AT_ONCE, Decision, State, Trouble
 from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_table import NODE_FAULT, NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
@@ -423,7 +423,6 @@ def _begin(state: State, status: Status, restart: Fact | None = None) -> Decisio
 
 def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:
     status = record_final_progress(status, state.pods, state.now, state.observation.page)
-    status = record_final_goodput(status, state.pods, parse_time(state.job.created), state.now)
     if phase == "Failed":
         status = record_failed_step(status, status.last_failure)
     facts += [

@@ -5,9 +5,8 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, JobSize
-from ddp_operator.api.kubeobjects import format_time, parse_time, truncate
+from ddp_operator.api.kubeobjects import format_time, truncate
 from ddp_operator.api.status import (
     Condition,
     ConditionStatus,
@@ -33,7 +32,7 @@ from ddp_operator.decide.losses import (
     describe_replacement,
     is_replacing,
 )
-from ddp_operator.decide.report import Page, drop_eta, drop_pace, measure_goodput
+from ddp_operator.decide.report import Page, drop_eta, drop_pace
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
@@ -83,9 +82,6 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
-    if state.observation.page is not None:
-        with contain("measurements", str(state.job)):
-            status = _record_page(state, status, state.observation.page)
     if not attempt.is_held:
         status = replace(status, dev=release_pods(status.dev))
     return status
@@ -104,13 +100,6 @@ def compute_phase(attempt: ObservedAttempt, restarting: Fact) -> Phase:
     if attempt.is_held:
         return "Held"
     return "Running" if attempt.all_run else "Pending"
-
-
-def _record_page(state: State, status: Status, page: Page) -> Status:
-    """Return the status with the measurements in the report of pod 0."""
-    known_starts = [step for step in (status.operator_state.start_step, page.began_at) if step is not None]
-    status = status.remember(start_step=min(known_starts, default=None))
-    return replace(status, goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,28 +216,6 @@ def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> 
     return CheckpointStatus(step=step) if step else None
 
 
-def measure_goodput(status: Status, progress: RankProgress, created: datetime | None, now: datetime) -> str | None:
-    """Return the goodput until ``now``, or until the end of the run of `ddp dev`; the former one if it is unknown.
-
-    ``created``: when the job was created.
-    """
-    began = status.dev.start_time if status.dev is not None else created
-    ended = (status.dev.completion_time if status.dev is not None else None) or now
-    wall_seconds = (ended - began).total_seconds() if began else 0.0
-    return compute_goodput(progress, wall_seconds, status.operator_state.start_step or 0) or status.goodput
-
-
-def compute_goodput(progress: RankProgress, wall_seconds: float, start_step: int = 0) -> str | None:
-    """Return the share of the wall time in which steps were made that the run keeps: docs/metrics.md has the formula.
-
-    ``start_step``: the step from which the job started; steps of a former job took none of its time.
-    """
-    if not progress.steps or not progress.step_seconds or not progress.step or wall_seconds <= 0:
-        return None
-    share = (progress.step - start_step) * (progress.step_seconds / progress.steps) / wall_seconds
-    return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
-
-
 def read_rate(text: str | None) -> float | None:
     """Return a rate of the status as a number; None: it is unknown, or no positive number."""
     try:
@@ -296,7 +274,7 @@ def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page 
     """
     if page is not None:
         status = apply_progress(status, page.progress, page.uploads, now)
-    last = _find_last_report(pods)
+    last = find_last_report(pods)
     reported = status
     if last is not None:
         progress = last.progress or RankProgress()
@@ -306,15 +284,7 @@ def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page 
     return reported.remember(restarts=count_in_place(status.counts, _count_completed_restarts(terminations)))
 
 
-def record_final_goodput(status: Status, pods: Pods, created: datetime | None, now: datetime) -> Status:
-    """Return the status of an ended job with the goodput by its last termination message. ``created``: of the job."""
-    last = _find_last_report(pods)
-    if last is None or last.progress is None:
-        return status
-    return replace(status, goodput=measure_goodput(status, last.progress, created, now))
-
-
-def _find_last_report(pods: Pods) -> Termination | None:
+def find_last_report(pods: Pods) -> Termination | None:
     """Return the termination message with the final progress of the newest pods; None: there is none."""
     ends = [pod.termination for pod in pods.newest.values() if pod.termination]
     return next((end for end in ends if end.progress is not None or end.uploads is not None), None)

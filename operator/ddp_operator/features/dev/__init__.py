@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api.kubeobjects import EPOCH, parse_time
+from ddp_operator.api.kubeobjects import EPOCH
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt, observe_attempt
@@ -20,7 +20,6 @@ from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end
 from ddp_operator.decide.held_runs import describe_hold, describe_lost_code, record_run
 from ddp_operator.decide.hooks import Feature
-from ddp_operator.decide.report import measure_goodput
 from ddp_operator.decide.state import State
 from ddp_operator.features.dev.fields import FIELDS
 from ddp_pod.contract.failure_table import CATEGORIES
@@ -29,15 +28,14 @@ _SAME_INCIDENT: Final = timedelta(minutes=2)
 
 
 def record(state: State, status: Status) -> Status:
-    """Return the status with the present run, its goodput and its failure."""
+    """Return the status with the present run and its failure."""
     page = state.observation.page
     if page is None or page.dev is None:
         return status
     noted = record_run(status, page, state.now)
     if not observe_attempt(state, status, None).is_held:
         noted = replace(noted, dev=release_pods(noted.dev))
-    goodput = measure_goodput(noted, page.progress, parse_time(state.job.created), state.now)
-    return _record_failure(state, replace(noted, goodput=goodput))
+    return _record_failure(state, noted)
 
 
 def _record_failure(state: State, status: Status) -> Status:

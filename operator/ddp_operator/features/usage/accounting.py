@@ -19,7 +19,7 @@ from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import UNKNOWN
 
 
-def account(state: State, status: Status) -> Status:
+def add_usage(state: State, status: Status) -> Status:
     """Return ``status``, which is about to be written, with the GPU-seconds since the last write."""
     if status == state.status:
         return status

@@ -1,4 +1,4 @@
-"""Goodput and the cost of restarts: values with formulas, bounded for every page."""
+"""The cost of restarts: values with formulas, bounded for every page."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
-from ddp_operator.decide.report import compute_goodput, drop_eta
+from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import Decision
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, child_job, child_pod, decode, last_words, page
@@ -21,29 +21,6 @@ from tests.support.fake_cluster import ReconcilerHarness
 def run(text: str, *, status: Status = STARTED, seconds: float = 1, pods: Any = RUNNING, **spec: Any) -> Decision:
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
     return run_pass(*pods, status=status, jobs=jobs, text=text, seconds=seconds, **spec)
-
-
-class TestGoodput:
-    VALUES = RankProgress(step=100.0, steps=50.0, step_seconds=100.0)
-
-    def test_is_kept_steps_at_their_mean_time_over_wall_time(self) -> None:
-        assert compute_goodput(self.VALUES, 400.0) == "0.50"
-
-    def test_goodput_is_at_most_one(self) -> None:
-        assert compute_goodput(self.VALUES, 10.0) == "1.00"
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            RankProgress(),
-            dataclasses.replace(VALUES, steps=0.0),
-            dataclasses.replace(VALUES, step_seconds=None),
-            dataclasses.replace(VALUES, step=-1.0),
-        ],
-    )
-    def test_unknown_goodput_is_omitted(self, values: Any) -> None:
-        assert compute_goodput(values, 100.0) is None
-        assert compute_goodput(self.VALUES, 0.0) is None
 
 
 class TestCostOfARestart:
@@ -129,7 +106,6 @@ class TestHostilePods:
         assert harness.raw is not None
         assert len(str(harness.raw["status"])) < 10_000
         assert harness.status.phase == "Running"
-        assert "nan" not in str(harness.status.goodput)
 
     async def test_termination_message_of_ten_megabytes_is_cut(self) -> None:
         harness = await ReconcilerHarness().train(page(phase="Running", step=3))
