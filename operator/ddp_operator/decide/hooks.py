@@ -7,41 +7,38 @@ is contained here: it is counted, logged, and reported in the job's condition ``
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
+from ddp_operator.api.conforms import conforms
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
-from ddp_operator.api.status import ConditionStatus, LastFailure, Profile, QueueStatus, Status
+from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
-    Action,
     Children,
     Decision,
     FeatureAction,
     Outcome,
     PassHooks,
-    Problem,
     Queued,
     QueuePlace,
     Refusal,
     Remark,
     State,
-    SuspendResource,
     Suspicion,
     Trouble,
     Verdict,
@@ -275,8 +272,10 @@ class Hooks:
         """Return a child with the additions of all features."""
         guard = guard_object(manifest)
         for name, service in self.services.items():
-            hook = partial(service.amend, manifest)
-            manifest = guard.call(name, "amend", hook, partial(_is_same_object, manifest), default=manifest)
+            is_same = partial(_is_same_object, manifest)
+            manifest = guard.call(
+                name, "amend", partial(service.amend, manifest), Mapping, default=manifest, is_valid=is_same
+            )
         return manifest
 
     def extend(self, key: Key, status: Status, now: datetime) -> Status:
@@ -284,16 +283,14 @@ class Hooks:
         guard = Guard(str(key))
         for feature in self.features:
             if feature.extend is not None:
-                hook = partial(feature.extend, status, now)
-                status = guard.call(feature.name, "extend", hook, partial(_is_status, status), default=status)
+                status = guard.change(feature.name, "extend", partial(feature.extend, status, now), status)
         return status
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Tell all features that a status was written."""
         guard = guard_object(snapshot.resource)
         for name, service in self.services.items():
-            hook = partial(service.note_status, snapshot, old, new, now)
-            guard.call(name, "note_status", hook, _is_none, default=None)
+            guard.call(name, "note_status", partial(service.note_status, snapshot, old, new, now), None, default=None)
 
     def find_manager(self, manager: str) -> str | None:
         """Return the feature that places the jobs of a manager; None: another controller does."""
@@ -302,10 +299,9 @@ class Hooks:
     async def follow(self, feature: str, context: PlacementContext, faults: Faults) -> float | Refusal | None:
         """Return when to look again at a resource that runs in another cluster; None: it runs in none."""
         call = partial(self.services[feature].follow, context)
-        unset: float | Refusal | None = name_fault(feature)
-        return await Guard(str(context.key), faults).wait(
-            feature, "follow", call, _is_followed, limit=SECONDS_TO_PLACE, default=unset
-        )
+        guard = Guard(str(context.key), faults)
+        refused: float | Refusal | None = name_fault(feature)
+        return await guard.wait(feature, "follow", call, Outcome, limit=SECONDS_TO_PLACE, default=refused)
 
     async def find_values(self, key: Key, snapshot: Snapshot, faults: Faults) -> Profile | Refusal | None:
         """Return what completes a job's spec; a refusal while the hook has a fault. None: the spec is complete.
@@ -319,15 +315,16 @@ class Hooks:
             return status.profile
         call = partial(self.services[name].find_values, snapshot)
         refused: Profile | Refusal | None = name_fault(name)
+        kind = Profile | Refusal | None
         return await Guard(str(key), faults).wait(
-            name, "find_values", call, _are_values, limit=SECONDS_TO_COMPLETE, default=refused
+            name, "find_values", call, kind, limit=SECONDS_TO_COMPLETE, default=refused, is_valid=_are_values
         )
 
     def forget(self, key: Key) -> None:
         """Tell all features that a job has ended or was deleted."""
         guard = Guard(str(key))
         for name, service in self.services.items():
-            guard.call(name, "forget", partial(service.forget, key), _is_none, default=None)
+            guard.call(name, "forget", partial(service.forget, key), None, default=None)
 
     def observe(self, job: DDPTrainingJob, faults: Faults) -> JobHooks:
         """Return the hooks for one pass over a job. ``faults``: of its former passes, which this one updates."""
@@ -345,12 +342,30 @@ class Guard:
         self._faults = {} if faults is None else faults
 
     def call(
-        self, feature: str, name: str, hook: Callable[[], T], is_valid: Callable[[object], bool], *, default: T
+        self,
+        feature: str,
+        name: str,
+        hook: Callable[[], T],
+        kind: Any,
+        *,
+        default: T,
+        is_valid: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return what a hook returns; ``default`` if it raises, or returns anything that is not valid."""
+        """Return what a hook returns; ``default`` if it raises, or returns another type, or anything invalid."""
         result = default
         with self._contain(feature, name):
-            result = _check(name, hook(), is_valid)
+            result = _check(name, hook(), kind, is_valid)
+        return result
+
+    def change(
+        self, feature: str, name: str, hook: Callable[[], T], before: T, is_valid: Callable[[T], bool] | None = None
+    ) -> T:
+        """Return what a hook makes of a value: one of the same type, or the former one."""
+        result = before
+        with self._contain(feature, name):
+            changed = hook()
+            if changed != before:
+                result = _check(name, changed, type(before), is_valid)
         return result
 
     async def wait(
@@ -358,17 +373,18 @@ class Guard:
         feature: str,
         name: str,
         hook: Callable[[], Awaitable[T]],
-        is_valid: Callable[[object], bool],
+        kind: Any,
         *,
         limit: float,
         default: T,
+        is_valid: Callable[[T], bool] | None = None,
     ) -> T:
         """As ``call``, for a hook that waits for at most ``limit`` seconds. Raises: Refused, ClusterError."""
         result = default
         with self._contain(feature, name, expected=(Refused, ClusterError)):
             try:
                 async with asyncio.timeout(limit) as timeout:
-                    result = _check(name, await hook(), is_valid)
+                    result = _check(name, await hook(), kind, is_valid)
             except TimeoutError as error:
                 if not timeout.expired():
                     raise
@@ -424,7 +440,8 @@ class JobHooks(PassHooks):
         """Return what the features find wrong with a node; None: nothing. What is planned comes first."""
         found: list[Trouble] = []
         for feature, judge in self._list_judges():
-            trouble = self.guard.call(feature, "judge", partial(judge, self.job, raw), _is_trouble, default=None)
+            hook = partial(judge, self.job, raw)
+            trouble = self.guard.call(feature, "judge_node", hook, Trouble | None, default=None)
             if trouble is not None:
                 found.append(trouble)
         if not found:
@@ -435,33 +452,42 @@ class JobHooks(PassHooks):
 
     def review(self, state: State) -> tuple[Remark, ...]:
         """Return the remarks of the features."""
-        remarks = []
-        for feature in self.hooks.features:
-            if feature.review is None:
-                continue
-            hook = partial(feature.review, state)
-            remark = self.guard.call(feature.name, "review", hook, partial(_is_remark, feature.name), default=None)
-            if remark is not None:
-                remarks.append(remark)
-        return tuple(remarks)
+        nothing: Remark | None = None
+        remarks = [
+            self.guard.call(
+                feature.name,
+                "review",
+                partial(feature.review, state),
+                Remark | None,
+                default=nothing,
+                is_valid=partial(_is_own, feature.name),
+            )
+            for feature in self.hooks.features
+            if feature.review is not None
+        ]
+        return tuple(remark for remark in remarks if remark is not None)
 
     def record(self, state: State, status: Status) -> Status:
         """Return the status with what the features observe of the attempt."""
         for feature in self.hooks.features:
-            status = self._change(feature.name, "record", feature.record, state, status)
+            if feature.record is not None:
+                status = self.guard.change(feature.name, "record", partial(feature.record, state, status), status)
         return status
 
     def account(self, state: State, status: Status) -> Status:
         """Return the status, which is about to be written, with what the features count."""
         for feature in self.hooks.features:
-            status = self._change(feature.name, "account", feature.account, state, status)
+            if feature.account is not None:
+                status = self.guard.change(feature.name, "account", partial(feature.account, state, status), status)
         return status
 
-    def _change(self, feature: str, name: str, hook: Record | None, state: State, status: Status) -> Status:
-        if hook is None:
-            return status
-        call = partial(hook, state, status)
-        return self.guard.call(feature, name, call, partial(_is_status, status), default=status)
+    def explain(self, attempt: ObservedAttempt, fact: Fact) -> Fact:
+        """Return Scheduled, Rendezvoused or Progressing with what the features know of the cause."""
+        for feature in self.hooks.features:
+            if feature.explain is not None:
+                hook = partial(feature.explain, attempt, fact)
+                fact = self.guard.change(feature.name, "explain", hook, fact, partial(_is_about, fact.type))
+        return fact
 
     def judge(self, state: State, *, has_succeeded: bool) -> Verdict | None:
         """Return the verdict of the first feature that objects to the attempt."""
@@ -469,7 +495,7 @@ class JobHooks(PassHooks):
         for feature in self.hooks.features:
             if feature.judge is not None:
                 hook = partial(feature.judge, state, has_succeeded)
-                verdict = self.guard.call(feature.name, "judge_attempt", hook, _is_verdict, default=nothing)
+                verdict = self.guard.call(feature.name, "judge", hook, Verdict | None, default=nothing)
                 if verdict is not None:
                     return verdict
         return None
@@ -477,22 +503,14 @@ class JobHooks(PassHooks):
     def conclude(self, state: State, status: Status) -> tuple[Fact, ...]:
         """Return the features' conditions of a job that succeeds."""
         nothing: Fact | None = None
-        facts = []
-        for feature in self.hooks.features:
-            if feature.conclude is not None:
-                hook = partial(feature.conclude, state, status)
-                fact = self.guard.call(feature.name, "conclude", hook, _is_fact, default=nothing)
-                if fact is not None:
-                    facts.append(fact)
-        return tuple(facts)
-
-    def explain(self, attempt: ObservedAttempt, fact: Fact) -> Fact:
-        """Return Scheduled, Rendezvoused or Progressing with what the features know of the cause."""
-        for feature in self.hooks.features:
-            if feature.explain is not None:
-                hook = partial(feature.explain, attempt, fact)
-                fact = self.guard.call(feature.name, "explain", hook, partial(_is_explained, fact), default=fact)
-        return fact
+        facts = [
+            self.guard.call(
+                feature.name, "conclude", partial(feature.conclude, state, status), Fact | None, default=nothing
+            )
+            for feature in self.hooks.features
+            if feature.conclude is not None
+        ]
+        return tuple(fact for fact in facts if fact is not None)
 
     async def observe_pods(
         self, pages: PodPages, before: Mapping[str, object], *, is_due: bool = True
@@ -512,9 +530,9 @@ class JobHooks(PassHooks):
                 continue
             nothing: object = None
             hook = partial(pods.observe, pages, before.get(feature.name))
-            is_valid = partial(_is_of, pods.kind)
+            is_own = partial(_is_of, pods.kind)  # its content is the feature's own
             value = await self.guard.wait(
-                feature.name, "observe", hook, is_valid, limit=SECONDS_TO_OBSERVE, default=nothing
+                feature.name, "observe", hook, object, limit=SECONDS_TO_OBSERVE, default=nothing, is_valid=is_own
             )
             if value is not None:
                 observed[feature.name] = value
@@ -527,7 +545,7 @@ class JobHooks(PassHooks):
                 continue
             refused: Decision | Refusal | None = name_fault(feature.name)
             hook = partial(feature.prepare, state, progress_interval)
-            prepared = self.guard.call(feature.name, "prepare", hook, partial(_is_decision, state), default=refused)
+            prepared = self.guard.call(feature.name, "prepare", hook, Decision | None, default=refused)
             if prepared is not None:
                 return prepared
         return None
@@ -536,7 +554,9 @@ class JobHooks(PassHooks):
         """Let a feature queue a job that runs in no cluster."""
         call = partial(self.hooks.services[feature].enqueue, self.job, context)
         refused: Queued | Refusal = name_fault(feature)
-        return await self.guard.wait(feature, "enqueue", call, _is_queued, limit=SECONDS_TO_PLACE, default=refused)
+        return await self.guard.wait(
+            feature, "enqueue", call, Queued | Refusal, limit=SECONDS_TO_PLACE, default=refused
+        )
 
     async def admit(self, context: PlacementContext) -> DDPTrainingJob | Refusal:
         """Return a copied job as the features admit it."""
@@ -544,8 +564,11 @@ class JobHooks(PassHooks):
         for name, service in self.hooks.services.items():
             refused: DDPTrainingJob | Refusal = name_fault(name)
             call = partial(service.admit, job, context)
-            is_valid = partial(_is_admitted, job)
-            admitted = await self.guard.wait(name, "admit", call, is_valid, limit=SECONDS_TO_PLACE, default=refused)
+            is_copy = partial(_is_copy, job)
+            kind = DDPTrainingJob | Refusal
+            admitted = await self.guard.wait(
+                name, "admit", call, kind, limit=SECONDS_TO_PLACE, default=refused, is_valid=is_copy
+            )
             if isinstance(admitted, Refusal):
                 return admitted
             job = admitted
@@ -557,7 +580,7 @@ class JobHooks(PassHooks):
         for name, service in self.hooks.services.items():
             unset: float | None = SECONDS_TO_PLACE  # after a fault
             call = partial(service.report_pass, self.job, decision, children, context)
-            wait = await self.guard.wait(name, "report_pass", call, _is_wait, limit=SECONDS_TO_PLACE, default=unset)
+            wait = await self.guard.wait(name, "report_pass", call, float | None, limit=SECONDS_TO_PLACE, default=unset)
             if wait is not None:
                 waits.append(wait)
         return min(waits, default=None)
@@ -568,7 +591,7 @@ class JobHooks(PassHooks):
         if service is None:  # it could not start
             return None
         hook = partial(service.act, action, context)
-        return await self.guard.wait(action.feature, "act", hook, _is_outcome, limit=SECONDS_TO_ACT, default=None)
+        return await self.guard.wait(action.feature, "act", hook, Outcome, limit=SECONDS_TO_ACT, default=None)
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods leave their nodes, and why, by the name of the pod."""
@@ -576,7 +599,7 @@ class JobHooks(PassHooks):
         none: Mapping[str, str] = {}
         for name, service in self.hooks.services.items():
             hook = partial(service.list_departures, key)
-            found.update(self.guard.call(name, "list_departures", hook, _are_texts, default=none))
+            found.update(self.guard.call(name, "list_departures", hook, Mapping[str, str], default=none))
         return found
 
     def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
@@ -585,7 +608,7 @@ class JobHooks(PassHooks):
         none: Mapping[str, Suspicion] = {}
         for name, service in self.hooks.services.items():
             hook = partial(service.list_suspicions, key)
-            found.update(self.guard.call(name, "list_suspicions", hook, _are_suspicions, default=none))
+            found.update(self.guard.call(name, "list_suspicions", hook, Mapping[str, Suspicion], default=none))
         return found
 
     def list_returned_nodes(self) -> frozenset[str]:
@@ -593,7 +616,8 @@ class JobHooks(PassHooks):
         none: frozenset[str] = frozenset()
         found = none
         for name, service in self.hooks.services.items():
-            found |= self.guard.call(name, "list_returned_nodes", service.list_returned_nodes, _are_names, default=none)
+            hook = service.list_returned_nodes
+            found |= self.guard.call(name, "list_returned_nodes", hook, frozenset[str], default=none)
         return found
 
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace:
@@ -602,7 +626,9 @@ class JobHooks(PassHooks):
         for name, service in self.hooks.services.items():
             hook = partial(service.locate, workload, before)
             with suppress(Refused, ClusterError):
-                place = await self.guard.wait(name, "locate", hook, _is_place, limit=SECONDS_TO_LOCATE, default=unknown)
+                place = await self.guard.wait(
+                    name, "locate", hook, QueuePlace | None, limit=SECONDS_TO_LOCATE, default=unknown
+                )
                 if place is not None:
                     return place
         return QueuePlace()
@@ -618,10 +644,10 @@ class JobHooks(PassHooks):
             nodes = feature.nodes
             if nodes is None:
                 continue
-            if self.guard.call(feature.name, "wants", partial(nodes.wants, self.job), _is_flag, default=False):
+            if self.guard.call(feature.name, "wants", partial(nodes.wants, self.job), bool, default=False):
                 judges.append((feature.name, nodes.judge))
             else:
-                self.guard.forget(feature.name, "judge")
+                self.guard.forget(feature.name, "judge_node")
         return judges
 
 
@@ -631,8 +657,8 @@ def name_fault(feature: str) -> Refusal:
     return Refusal("FeatureFault", text)
 
 
-def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
-    if not is_valid(result):
+def _check(name: str, result: T, kind: Any, is_valid: Callable[[T], bool] | None) -> T:
+    if not conforms(result, kind) or (is_valid is not None and not is_valid(result)):
         raise TypeError(f"{name} returned {type(result).__name__}")
     return result
 
@@ -641,129 +667,23 @@ def _is_of(kind: type, value: object) -> bool:
     return value is None or isinstance(value, kind)
 
 
-def _is_explained(before: Fact, value: object) -> bool:
-    return isinstance(value, Fact) and value.type == before.type and _is_fact(value)
+def _are_values(value: Profile | Refusal | None) -> bool:
+    return not isinstance(value, Profile) or isinstance(value.job, Mapping)
 
 
-def _is_fact(value: object) -> bool:
-    if not isinstance(value, Fact):
-        return value is None
-    are_texts = all(isinstance(text, str) for text in (value.type, value.reason, value.message))
-    return are_texts and value.status in get_args(ConditionStatus)
+def _is_own(feature: str, remark: Remark | None) -> bool:
+    """Return whether a remark demands no action of another feature."""
+    actions = () if remark is None else remark.actions
+    return all(action.feature == feature for action in actions if isinstance(action, FeatureAction))
 
 
-def _is_verdict(value: object) -> bool:
-    if not isinstance(value, Verdict):
-        return value is None
-    are_texts = isinstance(value.reason, str) and isinstance(value.message, str)
-    return are_texts and _is_flag(value.is_final) and isinstance(value.cause, LastFailure | None)
+def _is_copy(job: DDPTrainingJob, value: DDPTrainingJob | Refusal) -> bool:
+    return isinstance(value, Refusal) or (value.namespace, value.name) == (job.namespace, job.name)
 
 
-def _is_none(value: object) -> bool:
-    return value is None
+def _is_about(kind: str, fact: Fact) -> bool:
+    return fact.type == kind
 
 
-def _is_status(before: Status, value: object) -> bool:
-    if value == before:
-        return True
-    if not isinstance(value, Status):
-        return False
-    msgspec.convert(msgspec.to_builtins(value), Status)  # the API server refuses other fields
-    return True
-
-
-def _is_decision(state: State, value: object) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, Decision) or not all(isinstance(action, Action) for action in value.actions):
-        return False
-    return _is_wait(value.requeue_after) and _is_status(state.status, value.status)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_trouble(value: object) -> bool:
-    return value is None or (isinstance(value, Trouble) and isinstance(value.message, str))
-
-
-def _is_remark(feature: str, value: object) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, Remark) or not _is_fact(value.fact):
-        return False
-    has_wait = value.wait is None or _is_delay(value.wait)
-    return has_wait and _is_flag(value.holds) and all(_is_own_action(feature, action) for action in value.actions)
-
-
-def _is_own_action(feature: str, action: object) -> bool:
-    is_own = isinstance(action, FeatureAction) and action.feature == feature and isinstance(action.what, str)
-    return is_own or isinstance(action, SuspendResource)
-
-
-def _is_wait(value: object) -> bool:
-    return value is None or _is_delay(value)
-
-
-def _is_refusal(value: object) -> bool:
-    return isinstance(value, Refusal) and isinstance(value.message, str)
-
-
-def _is_followed(value: object) -> bool:
-    return _is_wait(value) or _is_refusal(value)
-
-
-def _are_values(value: object) -> bool:
-    if not isinstance(value, Profile):
-        return value is None or _is_refusal(value)
-    are_texts = all(isinstance(text, str) for text in (value.kind, value.name, value.digest))
-    return are_texts and isinstance(value.job, Mapping)
-
-
-def _is_queued(value: object) -> bool:
-    if not isinstance(value, Queued):
-        return _is_refusal(value)
-    return _is_delay(value.wait) and _is_status(Status(), value.status)
-
-
-def _is_admitted(job: DDPTrainingJob, value: object) -> bool:
-    is_same = isinstance(value, DDPTrainingJob) and (value.namespace, value.name) == (job.namespace, job.name)
-    return is_same or _is_refusal(value)
-
-
-def _is_outcome(value: object) -> bool:
-    return _is_wait(value) or _is_refusal(value)
-
-
-def _is_delay(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value < math.inf
-
-
-def _is_place(value: object) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, QueuePlace) or not isinstance(value.queue, QueueStatus | None):
-        return False
-    msgspec.convert(msgspec.to_builtins(value.queue), QueueStatus | None)  # the API server refuses other fields
-    problem = value.problem
-    return problem is None or (isinstance(problem, Problem) and all(isinstance(text, str) for text in problem))
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, frozenset) and all(isinstance(name, str) for name in value)
-
-
-def _are_suspicions(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(uid, str) and isinstance(suspicion, Suspicion) for uid, suspicion in value.items()
-    )
-
-
-def _is_same_object(manifest: Object, value: object) -> bool:
-    identity = ("apiVersion", "kind", "metadata")
-    return isinstance(value, Mapping) and all(value.get(part) == manifest.get(part) for part in identity)
+def _is_same_object(manifest: Object, value: Object) -> bool:
+    return all(value.get(part) == manifest.get(part) for part in ("apiVersion", "kind", "metadata"))
