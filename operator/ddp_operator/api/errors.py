@@ -1,6 +1,5 @@
 """Errors of invalid input: each names the field, the problem and the remedy."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,22 +39,6 @@ def check_strings(pairs: Any, path: str) -> FieldError | None:
     ):
         return None
     return FieldError(path, "must map strings to strings; quote numbers and booleans")
-
-
-def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str = "") -> FieldError:
-    """Return the refusal of a field that is not among the known members of ``parent``.
-
-    ``belongs``: the remedy, if it is known. Otherwise the remedy is the most similar member, or a list of all members.
-    """
-    full = f"{parent}.{name}" if parent else name
-    similar = difflib.get_close_matches(name, known, n=1)
-    if belongs:
-        remedy = belongs
-    elif similar:
-        remedy = f"did you mean {similar[0]}?"
-    else:
-        remedy = f"known fields: {', '.join(known)}"
-    return FieldError("", f'unknown field "{full}"; {remedy}')
 
 
 class InvalidManifest(ValueError):

@@ -13,14 +13,14 @@ import msgspec
 from ddp_operator.api import constants
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.documents import load_documents
-from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
+from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.faults import name_object
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Schema, call_owner
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.api.structural import document_of
-from ddp_operator.api.written import as_stored, parse_written
+from ddp_operator.api.written import as_stored, parse_written, unknown_member
 
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 # Members of Kubernetes' ObjectMeta; those that users write come first.

@@ -1,13 +1,14 @@
 """Parse a resource as users write it, which no API server has validated. Every refusal names field and remedy."""
 
+import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource, split_problem
 from ddp_operator.api.schema import Schema
@@ -118,3 +119,19 @@ def _schema_at(path: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         schema = schema.get("properties", {}).get(name, {})
         schema = schema.get("items", schema)
     return schema
+
+
+def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str = "") -> FieldError:
+    """Return the refusal of a field that is not among the known members of ``parent``.
+
+    ``belongs``: the remedy, if it is known. Otherwise the remedy is the most similar member, or a list of all members.
+    """
+    full = f"{parent}.{name}" if parent else name
+    similar = difflib.get_close_matches(name, known, n=1)
+    if belongs:
+        remedy = belongs
+    elif similar:
+        remedy = f"did you mean {similar[0]}?"
+    else:
+        remedy = f"known fields: {', '.join(known)}"
+    return FieldError("", f'unknown field "{full}"; {remedy}')

@@ -39,22 +39,12 @@ OWNED_FLAGS: Final = {
 }
 OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # owned flags without a value
 _SWITCHES: Final = ("virtual_local_rank",)
-_OPTIONS: Final = {
+OPTIONS: Final = {
     field.name.replace("_", "-"): field.name not in _SWITCHES for field in dataclasses.fields(TorchrunOptions)
 }
 """Flags that the user may set, and whether each has a value."""
 _FORM: Final = {"module": False, "use-env": False, "help": False}
 _SHORT: Final = {"r": "redirects", "t": "tee", "m": "module", "h": "help"}
-TORCHRUN_FLAGS: Final = {
-    **dict.fromkeys(OWNED_FLAGS, True),
-    **dict.fromkeys(OWNED_SWITCHES, False),
-    **_OPTIONS,
-    "module": False,
-    "m": False,
-    "r": True,
-    "t": True,
-}
-"""Flags of torchrun with dashes, and whether each has a value."""
 
 
 class InvalidCommand(ValueError):
@@ -154,7 +144,7 @@ def _read_options(typed: Iterable[tuple[str, str]]) -> TorchrunOptions:
             values[name] = _read_interval(text)
         elif name.startswith("duplicate_"):
             values[name] = tuple(text.split(","))
-        elif flag in _OPTIONS:
+        elif flag in OPTIONS:
             values[name] = text
     return TorchrunOptions(**values)
 
@@ -174,7 +164,7 @@ def _read_flags(arguments: Sequence[str], legacy: bool) -> tuple[list[tuple[str,
 
     Raises: InvalidCommand.
     """
-    flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _OPTIONS | _FORM
+    flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | OPTIONS | _FORM
     if not legacy:
         del flags["use-env"]
     options: list[tuple[str, str]] = []
@@ -208,7 +198,7 @@ def _split_flags(word: str) -> Iterator[tuple[str, str | None]]:
         if letter in letters:
             continue
         letters.add(letter)
-        if _OPTIONS.get(_SHORT.get(letter, "")):
+        if OPTIONS.get(_SHORT.get(letter, "")):
             yield f"-{letter}", word[index:] or None
             return
         yield f"-{letter}", None

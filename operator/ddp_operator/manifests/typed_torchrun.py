@@ -9,11 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ddp_operator.manifests.torchrun import TORCHRUN_FLAGS, TORCHRUN_MODULES, is_interpreter
+from ddp_operator.manifests.torchrun import (
+    OPTIONS,
+    OWNED_FLAGS,
+    OWNED_SWITCHES,
+    TORCHRUN_MODULES,
+    is_interpreter,
+)
 
 FORM_FLAGS: Final = ("module", "m", "use-env")
 """Flags that state how the script is named or started."""
-_FLAGS: Final = {**TORCHRUN_FLAGS, "use-env": False}
+_FLAGS: Final = {
+    **dict.fromkeys(OWNED_FLAGS, True),
+    **dict.fromkeys(OWNED_SWITCHES, False),
+    **OPTIONS,
+    "module": False,
+    "m": False,
+    "r": True,
+    "t": True,
+    "use-env": False,
+}
+"""Flags of torchrun with dashes, and whether each has a value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Names of the series at ``/metrics``, for Prometheus, and of those that a script's own exporter serves.
-
-Values are API: change them only with a migration. The operator reads reports instead.
-"""
+"""Names of the series at ``/metrics``, and of those of a script's own exporter: API. The operator reads reports."""
 
 from typing import Final
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.constants import JOB_DEFAULTS
-from ddp_operator.api.errors import InvalidManifest, unknown_member
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
-from ddp_operator.api.written import parse_written
+from ddp_operator.api.written import parse_written, unknown_member
 from ddp_operator.features.profiles.values import read_profile
 from ddp_operator.manifests.template import check_owned_fields
 
