@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_cli.local.ports import hold_port
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key

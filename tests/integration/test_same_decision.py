@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_cli.local.ports import hold_free_port
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import EXIT_RETRYABLE, KIND

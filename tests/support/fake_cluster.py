@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from ddp_cli.local import pods
-from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.kubelet import Kubelet
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.cluster import Event, Key, Object, Snapshot

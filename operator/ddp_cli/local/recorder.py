@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.kubelet import name_file
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
 from ddp_operator.decide.report import STALLED, Page

@@ -17,10 +17,10 @@ from typing import Any, Final, TextIO, cast
 import msgspec
 
 from ddp_cli.local.adapt import Finding
-from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.container import ClaimInUse, ClaimLock
 from ddp_cli.local.ending import describe_run, interrupt
 from ddp_cli.local.folder import DELETED, RunFolder, is_out_of_space
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_cli.local.log_times import LogClock
 from ddp_cli.local.machine import describe_environment
 from ddp_cli.local.recorder import RunRecorder

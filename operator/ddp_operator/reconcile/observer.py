@@ -51,7 +51,7 @@ from ddp_operator.reconcile.limits import (
     seconds_since,
 )
 from ddp_operator.reconcile.turns import Turns
-from ddp_operator.reconcile.verdicts import Verdict, compute_digest
+from ddp_operator.reconcile.verdicts import LastRefusal, compute_digest
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0
@@ -81,9 +81,9 @@ class Memory:
     """Time of the last read of the pods' failures before a restart in the same pods."""
     kills: dict[str, ContainerKill | None] = field(default_factory=dict)
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
-    unreadable: Verdict = field(default_factory=Verdict)
+    unreadable: LastRefusal = field(default_factory=LastRefusal)
     """Why the spec could not be parsed."""
-    refused: Verdict = field(default_factory=Verdict)
+    refused: LastRefusal = field(default_factory=LastRefusal)
     """Why no children could be built from the spec."""
     checked: tuple[str, int] | None = None
     """UID and generation of the last spec from which children could be built."""

@@ -26,7 +26,7 @@ def compute_digest(*read: Any) -> bytes:
 
 
 @dataclass(slots=True)
-class Verdict:
+class LastRefusal:
     """The last refusal by one check."""
 
     digest: bytes = b""

@@ -164,7 +164,7 @@ class NextRun(NamedTuple):
     former: str
 
 
-class Standby(Protocol):
+class StandbyLauncher(Protocol):
     """A launcher that has imported PyTorch and waits."""
 
     def wait(self, pod: Pod) -> NextRun | None:
@@ -185,5 +185,5 @@ class LauncherPart(NamedTuple):
     create: Callable[[Pod, Any], Sequence[Service]] | None = None
     prepare: Callable[[Pod, list[int], str], bool] | None = None
     can_import_early: Callable[[Pod], bool] | None = None
-    find_standby: Callable[[MutableMapping[str, str]], Standby | None] | None = None
+    find_standby: Callable[[MutableMapping[str, str]], StandbyLauncher | None] | None = None
     hold: Callable[[Pod, list[str], list[int]], int] | None = None

@@ -17,7 +17,7 @@ from ..base.pod import (
     make_runtime_dir,
     read_pod,
 )
-from ..base.service import LauncherPart, Standby
+from ..base.service import LauncherPart, StandbyLauncher
 from ..contract.command_line import PythonLine, split_python_line
 from ..contract.names import (
     ENV_COMPLETION_INDEX,
@@ -107,7 +107,7 @@ def main(argv: Sequence[str], signals: list[int], features: Features) -> int:
         _remove(runtime)
 
 
-def _find_standby(parts: Sequence[LauncherPart]) -> Standby | None:
+def _find_standby(parts: Sequence[LauncherPart]) -> StandbyLauncher | None:
     """Return this launcher's wait for a run; None: it starts at once."""
     for part in parts:
         standby = part.find_standby(os.environ) if part.find_standby is not None else None

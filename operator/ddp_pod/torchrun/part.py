@@ -34,7 +34,7 @@ class Store(Protocol):
         """Delete a value."""
 
 
-class Round(Protocol):
+class JoinedRound(Protocol):
     """A rendezvous round of this pod, before its ranks start."""
 
     @property
@@ -103,7 +103,7 @@ class AgentPart:
         """Return whether this pod must not train without it."""
         return False
 
-    def prepare_round(self, pod: Pod, current: Round) -> bool:
+    def prepare_round(self, pod: Pod, current: JoinedRound) -> bool:
         """Prepare the start of the ranks. Returns False if the round ended before: the next one is prepared, too."""
         return True
 

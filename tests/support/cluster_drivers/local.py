@@ -9,7 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, Object
 

@@ -28,7 +28,15 @@ from ddp_operator.api.texts import SLOW_REMEDY
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, IdleRecord, Kill, Order, SaveRecord
+from ddp_pod.features.check.contract import (
+    MARK_FILE,
+    MOST_STEPS,
+    ORDER_FILE,
+    IdleRecord,
+    Kill,
+    RecordingOrder,
+    SaveRecord,
+)
 
 _BATCHES: Final = (6, 48)
 """Batches of an epoch; the second number, if the first is less than one accumulation of gradients."""
@@ -82,7 +90,7 @@ class CheckedRun:
     """
 
     name: str
-    order: Order
+    order: RecordingOrder
     records: Path
     code: int
     seconds: float
@@ -206,7 +214,7 @@ class Runs:
         self, name: str, copy: _Copy, *, steps: int, batches: int, mark: int = 0, kills: tuple[Kill, ...] = ()
     ) -> CheckedRun:
         home = self.scratch / name
-        order = Order(folder=str(copy.folder), steps=steps, batches=batches, mark=mark, kills=kills)
+        order = RecordingOrder(folder=str(copy.folder), steps=steps, batches=batches, mark=mark, kills=kills)
         records = home / RECORDS
         records.mkdir(parents=True)
         (records / ORDER_FILE).write_text(json.dumps(to_json(order)), encoding="utf-8")
@@ -244,7 +252,7 @@ class Runs:
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run
 
-    def _start(self, home: Path, copy: Path, order: Order) -> RunProcess:
+    def _start(self, home: Path, copy: Path, order: RecordingOrder) -> RunProcess:
         """Start `ddp run` in the copy."""
         restarts = _MAX_RESTARTS if order.kills else 0
         options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(restarts)]
@@ -264,7 +272,7 @@ class Runs:
         return self._host.start(run, home / "input.txt", home / "output.txt")
 
     def _follow(
-        self, name: str, process: RunProcess, watch: Watch, order: Order, home: Path
+        self, name: str, process: RunProcess, watch: Watch, order: RecordingOrder, home: Path
     ) -> tuple[str, float | None]:
         """Wait for the end of a run; return why it has to be ended, and the time of the signal that was ordered."""
         until = time.monotonic() + _RUN_SECONDS

@@ -45,7 +45,7 @@ _STATES: Final = {
 }
 
 
-class Command(NamedTuple):
+class NextCommand(NamedTuple):
     """A command to copy, and what it does."""
 
     text: str
@@ -120,7 +120,7 @@ class JobPage:
     cards: Sequence[Card] = field(init=False)
     bars: Sequence[Bar] = field(init=False)
     ranks: Sequence[RankRow] = field(init=False)
-    commands: Sequence[Command] = field(init=False)
+    commands: Sequence[NextCommand] = field(init=False)
 
     def __post_init__(self) -> None:
         """Find what the page shows of its run."""
@@ -242,26 +242,26 @@ def locate_slowest(run: RecordedRun) -> str:
     return ""
 
 
-def _list_commands(run: RecordedRun, argument: str, *, deleted: bool) -> Iterator[Command]:
+def _list_commands(run: RecordedRun, argument: str, *, deleted: bool) -> Iterator[NextCommand]:
     """Yield the commands for what one would do next."""
     status = run.status
     ended = status.phase in ENDED_PHASES
-    yield Command(f"ddp logs {argument}" + ("" if ended else " -f"), "read its log")
-    yield Command(f"ddp why {argument}", "explain it in a terminal")
-    yield Command(f"ddp report {argument}", "save this page as a file")
+    yield NextCommand(f"ddp logs {argument}" + ("" if ended else " -f"), "read its log")
+    yield NextCommand(f"ddp why {argument}", "explain it in a terminal")
+    yield NextCommand(f"ddp report {argument}", "save this page as a file")
     if run.command:
-        yield Command(run.command, "run it again")
+        yield NextCommand(run.command, "run it again")
     if run.command or deleted:
         return
     if status.dev is not None:
-        yield Command(f"ddp rerun {argument}", "run changed code in its pods")
-        yield Command(f"ddp release {argument}", "end its pods")
+        yield NextCommand(f"ddp rerun {argument}", "run changed code in its pods")
+        yield NextCommand(f"ddp release {argument}", "end its pods")
     if not ended and status.phase == "Suspended":
-        yield Command(f"ddp resume {argument}", "resume it")
+        yield NextCommand(f"ddp resume {argument}", "resume it")
     elif not ended:
-        yield Command(f"ddp suspend {argument}", "stop it after a checkpoint")
-        yield Command(f"ddp scale {argument} N", "change the number of its pods")
-    yield Command(f"ddp delete {argument}", "delete it")
+        yield NextCommand(f"ddp suspend {argument}", "stop it after a checkpoint")
+        yield NextCommand(f"ddp scale {argument} N", "change the number of its pods")
+    yield NextCommand(f"ddp delete {argument}", "delete it")
 
 
 def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:

@@ -13,7 +13,7 @@ from ddp_operator.api.spec import SecretReference, Spec, SpecFields
 from ddp_operator.manifests.template import check_url
 
 
-class History(SpecFields, frozen=True, kw_only=True):
+class RecordPlace(SpecFields, frozen=True, kw_only=True):
     """Store a record of the ended job: spec, status, Events and the last lines of each rank (docs/monitoring.md)."""
 
     url: Annotated[
@@ -32,7 +32,7 @@ class History(SpecFields, frozen=True, kw_only=True):
 class HistoryFields(SpecFields, frozen=True, kw_only=True):
     """The part of this feature in the spec."""
 
-    history: History | None = None
+    history: RecordPlace | None = None
 
 
 def find_place(spec: Spec) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_operator.api.status import Straggler
 from ddp_operator.features.stalls.peers import UnreachableReport, needs_peer_reports
-from ddp_operator.features.stalls.stall import Stall, is_explained, is_stalled, stalled_since
+from ddp_operator.features.stalls.stall import ObservedStall, is_explained, is_stalled, stalled_since
 from ddp_operator.features.stalls.stragglers import Comparison
 from ddp_operator.reconcile.limits import READ_INTERVAL, is_due, sample_pods
 
@@ -20,11 +20,11 @@ class StallReading:
 
     stragglers: tuple[Straggler, ...] | None = None
     """By that page. None: the ranks were not compared."""
-    stall: Stall | None = None
+    stall: ObservedStall | None = None
     """By that page. None: training makes steps, or no page reports steps."""
     unreachable: tuple[UnreachableReport, ...] = ()
     """Reports of pods that cannot reach pod 0 or a peer, by index."""
-    last_stall: Stall | None = None
+    last_stall: ObservedStall | None = None
     """The stall by the last page."""
     compared: Comparison | None = None
     """The ranks at the last comparison."""
@@ -65,7 +65,7 @@ async def _compare_ranks(pages: "PodPages", before: StallReading) -> StallReadin
     stall = None
     if stalled:
         ordered = tuple(sorted(places.values(), key=lambda place: (place.order, place.rank)))
-        stall = replace(known or Stall(stalled_since(page, pages.now), ranks), places=ordered)
+        stall = replace(known or ObservedStall(stalled_since(page, pages.now), ranks), places=ordered)
     return replace(reading, stall=stall, last_stall=stall)
 
 

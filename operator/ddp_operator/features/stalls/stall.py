@@ -21,7 +21,7 @@ _BUSY = constants.STALLED_STATES.index("Busy")
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class ObservedStall:
     """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
 
     since: datetime
@@ -48,7 +48,7 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     return stalled_seconds > 0 and not starting
 
 
-def describe_stall(job: DDPTrainingJob, page: Page | None, stall: Stall | None) -> Fact | None:
+def describe_stall(job: DDPTrainingJob, page: Page | None, stall: ObservedStall | None) -> Fact | None:
     """Return Progressing of a job whose steps have stopped; None: they have not. ``stall``: as observed in this pass.
 
     The message stays until a step or a heartbeat is reported, or the workers restart. A page without a stall is no
@@ -93,7 +93,7 @@ def stalled_since(page: Page, now: datetime) -> datetime:
     return now - timedelta(seconds=max(page.stall.heartbeat_age or 0.0, page.stall.seconds or 0.0))
 
 
-def _describe_stall(page: Page | None, stall: Stall) -> str:
+def _describe_stall(page: Page | None, stall: ObservedStall) -> str:
     since = format_time(stall.since)
     state = f"no step since {since}"
     if page is not None and not page.training:

@@ -12,7 +12,7 @@ from ...contract.records import items, number, text
 ORDER_FILE: Final = "order.json"
 IDLE_SUFFIX: Final = "idle.json"  # of a file with an IdleRecord, after the rank
 LENGTH_SUFFIX: Final = "length"  # of a file with the length of a DataLoader, after the rank and its number
-MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
+MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``RecordingOrder.mark``
 MOST_STEPS: Final = 2000  # of a run
 MOST_RECORDS: Final = 20_000  # lines of a process
 MOST_TENSORS: Final = 4096  # of a model
@@ -62,7 +62,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Order:
+class RecordingOrder:
     """What the ranks of a run have to do.
 
     ``folder``: the copy of the user's folder; existing files outside of it are not overwritten by a save; ``steps``:

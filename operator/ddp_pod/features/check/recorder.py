@@ -63,7 +63,7 @@ from .contract import (
     EndRecord,
     IdleRecord,
     ModelRecord,
-    Order,
+    RecordingOrder,
     StartRecord,
     StepRecord,
 )
@@ -129,7 +129,7 @@ class Recorder:
         self._groups = groups
         self.is_active = True
         self.steps = 0
-        self.order = read_record(Order, read_json(os.path.join(folder, ORDER_FILE)))
+        self.order = read_record(RecordingOrder, read_json(os.path.join(folder, ORDER_FILE)))
         self._folder = folder
         self._number = 0
         self._file: TextIO | None = None

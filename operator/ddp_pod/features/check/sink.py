@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol
 
-from .contract import Order
+from .contract import RecordingOrder
 
 
 class Indices(NamedTuple):
@@ -21,7 +21,7 @@ class Records(Protocol):
     is_active: bool
     rank: int
     steps: int
-    order: Order
+    order: RecordingOrder
     models: list[Any]
 
     def write(self, record: Any) -> None:

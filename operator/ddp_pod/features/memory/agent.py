@@ -7,7 +7,7 @@ from ...torchrun.part import AgentPart
 from .copies import wait_for_copies
 
 
-class MemoryCopies(AgentPart):
+class CopiesInAgent(AgentPart):
     """Lets the ranks complete the copies that they are writing."""
 
     name = "memory"
@@ -17,4 +17,4 @@ class MemoryCopies(AgentPart):
         wait_for_copies(pod.node, os.environ)
 
 
-PART = MemoryCopies()
+PART = CopiesInAgent()

@@ -3,7 +3,7 @@
 import time
 
 from ...base.pod import Pod
-from ...torchrun.part import AgentPart, Round
+from ...torchrun.part import AgentPart, JoinedRound
 from .messages import SnapshotNeeded
 
 
@@ -16,7 +16,7 @@ class SharedSnapshot(AgentPart):
         """Return True: pods with different checkpoints would train on different states."""
         return True
 
-    def prepare_round(self, pod: Pod, current: Round) -> bool:
+    def prepare_round(self, pod: Pod, current: JoinedRound) -> bool:
         """Make this pod start with the snapshot of pod 0. Returns False if the round ended before.
 
         The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. They upload
@@ -48,11 +48,11 @@ class SharedSnapshot(AgentPart):
         return True
 
 
-def _synchronize(current: Round, known: str | None) -> str:
+def _synchronize(current: JoinedRound, known: str | None) -> str:
     return str(current.request(SnapshotNeeded(known)))
 
 
-def _pause(current: Round) -> None:
+def _pause(current: JoinedRound) -> None:
     """Sleep between two reads of the store, in a large job for longer."""
     time.sleep(max(0.1, min(1.0, current.pods / 100)))
 

@@ -3,7 +3,7 @@
 import importlib
 
 from ...base.pod import Pod
-from ...torchrun.part import AgentPart, Round
+from ...torchrun.part import AgentPart, JoinedRound
 from .checks import PreflightDone, PreflightError, find_fatal, run_preflight
 
 
@@ -17,7 +17,7 @@ class PreflightChecks(AgentPart):
         plan = pod.preflight
         return plan is not None and (plan.fail or plan.require)
 
-    def prepare_round(self, pod: Pod, current: Round) -> bool:
+    def prepare_round(self, pod: Pod, current: JoinedRound) -> bool:
         """Run the checks. Raises: PreflightError."""
         plan = pod.preflight
         if plan is None or current.number != 0:

@@ -14,7 +14,7 @@ from ddp_cli.__main__ import main
 from ddp_cli.features.check import command as check
 from ddp_cli.features.check.runs import CheckedRun, Request, Runs
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
-from ddp_pod.features.check.contract import Order
+from ddp_pod.features.check.contract import RecordingOrder
 
 VERDICTS = [
     CheckVerdict("one group", PASSED, "2 ranks"),
@@ -25,7 +25,7 @@ VERDICTS = [
 
 def checked(name: str = "reference", **changes: Any) -> CheckedRun:
     values = {"code": 0, "seconds": 2.0, "output": "", "steps": 20, "ranks": 2, "saves": (), **changes}
-    return CheckedRun(name=name, order=Order(), records=Path(), **values)
+    return CheckedRun(name=name, order=RecordingOrder(), records=Path(), **values)
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_cut_of_epochs_is_said_if_it_costs_steps(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reference = dataclasses.replace(checked(steps=steps), order=Order(steps=20, batches=6))
+    reference = dataclasses.replace(checked(steps=steps), order=RecordingOrder(steps=20, batches=6))
     monkeypatch.setattr(Runs, "run_all", lambda runs: [reference])
     assert main(["check", "train.py"]) == 0
     assert ("ended after 12 of 20 steps: a check cuts epochs to 6 batches" in capsys.readouterr().err) == is_said

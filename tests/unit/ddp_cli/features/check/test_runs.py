@@ -37,7 +37,7 @@ from ddp_pod.features.check.contract import (
     EndRecord,
     IdleRecord,
     LoaderRecord,
-    Order,
+    RecordingOrder,
     SaveRecord,
     StartRecord,
     StepRecord,
@@ -280,7 +280,7 @@ def test_end_and_resume_of_failed_reference_are_not_judged(tmp_path: Path, code:
         loaders = [LoaderRecord(iteration=iteration) for iteration in range(1, 5)]
         step = StepRecord(step=1, group_size=2, group_rank=rank)
         write(tmp_path, f"{rank}.0.jsonl", StartRecord(rank=rank, world_size=2), *loaders, step)
-    run = CheckedRun("reference", Order(), tmp_path, code, 1.0, "", 1, 2, ())
+    run = CheckedRun("reference", RecordingOrder(), tmp_path, code, 1.0, "", 1, 2, ())
     verdicts = {verdict.check: verdict for verdict in judge([run])}
     assert len(verdicts) == 12
     assert verdicts["resumes exactly"].state == state
@@ -298,7 +298,7 @@ class PlannedRuns(Runs):
     def _run_whole(self, name: str, batches: int) -> CheckedRun:
         self.names.append(name)
         steps = self._steps.get(batches if batches > 6 else tuple(self.left_out), 0)
-        return CheckedRun(name, Order(folder=str(self.scratch)), self.scratch, 0, 1.0, "", steps, 2, ())
+        return CheckedRun(name, RecordingOrder(folder=str(self.scratch)), self.scratch, 0, 1.0, "", steps, 2, ())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import stalls
 from ddp_operator.features.stalls.peers import UnreachableReport
 from ddp_operator.features.stalls.reading import StallReading
-from ddp_operator.features.stalls.stall import Stall
+from ddp_operator.features.stalls.stall import ObservedStall
 from tests.support.builders import NOW, child_pod, page
 from tests.support.decisions import STARTED, read_condition, run_pass
 from tests.support.planted_states import JOINING, PODS, Planted, check, condition, settle
@@ -62,7 +62,7 @@ STATES = {
     "stall": Planted(
         pods=PODS,
         page=page(phase="Running", step=47, total_steps=100, heartbeat_age=200),
-        answers=observed(stall=Stall(NOW - timedelta(seconds=200))),
+        answers=observed(stall=ObservedStall(NOW - timedelta(seconds=200))),
         get="Running Stalled",
         describe=("no step since 2026-11-20T11:56:40Z",),
         why=("train is running without a step for 0s after step 47 of 100 (Stalled)",),

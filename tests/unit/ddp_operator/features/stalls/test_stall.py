@@ -15,7 +15,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import Decision
 from ddp_operator.features import stalls
 from ddp_operator.features.stalls.reading import StallReading
-from ddp_operator.features.stalls.stall import Stall, is_stalled, stalled_since
+from ddp_operator.features.stalls.stall import ObservedStall, is_stalled, stalled_since
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 from tests.support.builders import NOW, child_job, decode, job, join, observe, page
@@ -34,7 +34,7 @@ def run(
     seconds: float = 1,
     pods: Any = RUNNING,
     stalled: tuple[StalledRank, ...] = (),
-    began: Stall | None = None,
+    began: ObservedStall | None = None,
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, nodes=2, **spec)
@@ -43,7 +43,7 @@ def run(
     result = decode(text) if text else None
     reading = StallReading()
     if result is not None and is_stalled(typed, result):
-        began = began or Stall(stalled_since(result, now), ranks or {})
+        began = began or ObservedStall(stalled_since(result, now), ranks or {})
         reading = StallReading(stall=dataclasses.replace(began, places=stalled))
     seen = observe(typed, jobs, pods, result, observed={"stalls": reading})
     return decide(typed, seen, now, hooks=HOOKS.observe(typed, {}))

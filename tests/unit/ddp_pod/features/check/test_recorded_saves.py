@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_pod.features.check.contract import Order
+from ddp_pod.features.check.contract import RecordingOrder
 from ddp_pod.features.check.recorded_saves import SaveHook
 
 
@@ -27,7 +27,7 @@ def test_save_is_a_file_with_the_suffix_of_a_checkpoint_or_its_later_name(
     monkeypatch.chdir(tmp_path)
     records: list[str] = []
     recorder = SimpleNamespace(
-        is_active=True, order=Order(), steps=4, write=lambda record: records.append(Path(record.path).name)
+        is_active=True, order=RecordingOrder(), steps=4, write=lambda record: records.append(Path(record.path).name)
     )
     hook = SaveHook(recorder, str(tmp_path))  # type: ignore[arg-type]
     for event, arguments in events:

@@ -15,14 +15,14 @@ from torch import nn
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import COMPLETED, END, ERROR, IDLE_SUFFIX, ORDER_FILE, Order
+from ddp_pod.features.check.contract import COMPLETED, END, ERROR, IDLE_SUFFIX, ORDER_FILE, RecordingOrder
 from ddp_pod.features.check.recorded_data import Batches
 from ddp_pod.features.check.recorder import Recorder
 from ddp_pod.rank.groups import GroupRecorder
 
 
 def build_recorder(folder: Path) -> Recorder:
-    write_json(str(folder / ORDER_FILE), to_json(Order()))
+    write_json(str(folder / ORDER_FILE), to_json(RecordingOrder()))
     recorder = Recorder(str(folder), 0, 1, GroupRecorder(str(folder), 0))
     recorder._torch = torch
     return recorder
@@ -48,7 +48,7 @@ def test_batch_of_an_evaluation_before_the_first_step_is_discarded(tmp_path: Pat
 
 def run_script(folder: Path, name: str) -> dict[str, list[dict[str, Any]]]:
     """Run a script of this folder; return its records by kind."""
-    write_json(str(folder / ORDER_FILE), to_json(Order(folder=str(folder / "copy"))))
+    write_json(str(folder / ORDER_FILE), to_json(RecordingOrder(folder=str(folder / "copy"))))
     script = Path(__file__).with_name(name)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
@@ -222,7 +222,7 @@ def test_loader_of_which_the_script_keeps_the_iterator_has_a_length(records: Rec
 
 @pytest.mark.parametrize(("has_failed", "reason"), [(False, COMPLETED), (True, ERROR)])
 def test_end_has_the_exit_code_by_the_error_file_of_the_rank(tmp_path: Path, has_failed: bool, reason: str) -> None:
-    write_json(str(tmp_path / ORDER_FILE), to_json(Order()))
+    write_json(str(tmp_path / ORDER_FILE), to_json(RecordingOrder()))
     error = tmp_path / "error.json"
     recorder = Recorder(str(tmp_path), 0, 1, GroupRecorder(str(tmp_path), 0), str(error))
     if has_failed:
@@ -235,7 +235,7 @@ def test_end_has_the_exit_code_by_the_error_file_of_the_rank(tmp_path: Path, has
 def test_process_without_a_step_records_what_it_has_read(tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "state.json").touch()
-    write_json(str(tmp_path / ORDER_FILE), to_json(Order(folder=str(tmp_path / "copy"))))
+    write_json(str(tmp_path / ORDER_FILE), to_json(RecordingOrder(folder=str(tmp_path / "copy"))))
     recorder = Recorder(str(tmp_path), 0, 1, GroupRecorder(str(tmp_path), 0))
     for path, mode in (("copy/state.json", "rb"), ("copy/log.txt", "w"), ("elsewhere.json", "r")):
         recorder._note_open("open", (str(tmp_path / path), mode, 0))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.local_cluster import LocalCluster
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
 
