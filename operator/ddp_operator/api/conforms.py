@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -35,14 +35,16 @@ def _build_check(kind: Any) -> _Check:
         )
     if origin is not None:  # a tuple of any length, or a set
         return lambda value: isinstance(value, origin) and all(map(checks[0], value))
-    if kind is None:
-        return lambda value: value is None
-    if kind is float:
-        return _is_number
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
     if issubclass(kind, msgspec.Struct):
         return lambda value: isinstance(value, kind) and _is_storable(value)
     members = _list_members(kind)
     return lambda value: isinstance(value, kind) and all(check(getattr(value, name)) for name, check in members)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _list_members(kind: Any) -> list[tuple[str, _Check]]:
@@ -52,10 +54,9 @@ def _list_members(kind: Any) -> list[tuple[str, _Check]]:
     return [(name, _build_check(part)) for name, part in hints.items()]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
 def _is_storable(value: msgspec.Struct) -> bool:
     msgspec.convert(msgspec.to_builtins(value), type(value))
     return True
+
+
+_SIMPLE: Final[Mapping[Any, _Check]] = {Any: lambda _: True, None: lambda value: value is None, float: _is_number}

@@ -94,11 +94,6 @@ class DDPTrainingJob:
         """The size that the spec requests."""
         return self.size_with(self.spec.nodes)
 
-    @property
-    def attempt_size(self) -> JobSize:
-        """The size of the current attempt; a changed spec.nodes takes effect later."""
-        return self.size_with(self.status.attempt_nodes)
-
     def size_with(self, nodes: int) -> JobSize:
         """Return the size of this job with a number of nodes."""
         return JobSize(nodes, self.spares)

@@ -130,12 +130,8 @@ def find_requests(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _find_amounts(pod_spec: Mapping[str, Any], container: Mapping[str, Any], part: str) -> dict[str, Any]:
-    owners = (pod_spec, container)
-    return {name: amount for owner in owners for name, amount in _mapping(_resources(owner).get(part)).items()}
-
-
-def _resources(owner: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(owner.get("resources"))
+    resources = (_mapping(owner.get("resources")) for owner in (pod_spec, container))
+    return {name: amount for own in resources for name, amount in _mapping(own.get(part)).items()}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

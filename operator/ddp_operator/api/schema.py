@@ -323,11 +323,8 @@ class Schema:
 
     def names_values(self, spec: Any) -> bool:
         """Return whether a written spec, of any shape, names what completes it."""
-        return isinstance(spec, Mapping) and any(spec.get(name) for name in self._references)
-
-    @cached_property
-    def _references(self) -> tuple[str, ...]:
-        return self.completing.names if self.completing is not None else ()
+        names = self.completing.names if self.completing is not None else ()
+        return isinstance(spec, Mapping) and any(spec.get(name) for name in names)
 
     def complete(self, resource: Mapping[str, Any], values: Profile) -> Mapping[str, Any]:
         """Return the spec of a resource, completed by values. Raises: InvalidManifest, also for a fault."""

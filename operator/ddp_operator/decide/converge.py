@@ -69,7 +69,7 @@ class _PassPlan:
 def converge(state: State, progress_interval: float) -> Decision:
     """Reconcile child objects with the recorded attempt and update the status."""
     plan = _PassPlan()
-    _delete_obsolete_jobs(state, plan)
+    plan.actions += [DeleteJob(job.name, job.uid) for job in state.observation.jobs if _is_obsolete(state, job)]
     _reconcile_job(state, plan)
     described = _describe_progress(state, progress_interval, plan)
     _check_deadlines(state, plan)
@@ -82,12 +82,6 @@ def converge(state: State, progress_interval: float) -> Decision:
     creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
     next_pass = min(plan.waits, default=None)
     return Decision(described, tuple(plan.actions), next_pass, needs_fresh_read=creates_pod)
-
-
-def _delete_obsolete_jobs(state: State, plan: _PassPlan) -> None:
-    for view in state.observation.jobs:
-        if _is_obsolete(state, view):
-            plan.actions.append(DeleteJob(view.name, view.uid))
 
 
 def _reconcile_job(state: State, plan: _PassPlan) -> None:

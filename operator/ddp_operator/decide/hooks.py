@@ -274,7 +274,7 @@ class Hooks:
         for name, service in self.services.items():
             is_same = partial(_is_same_object, manifest)
             manifest = guard.call(
-                name, "amend", partial(service.amend, manifest), Mapping, default=manifest, is_valid=is_same
+                name, "amend", partial(service.amend, manifest), Object, default=manifest, is_valid=is_same
             )
         return manifest
 

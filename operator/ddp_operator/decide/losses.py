@@ -250,7 +250,7 @@ def is_replacing(state: State) -> bool:
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
     """Return whether workers saved and stopped, or lost a peer, because a pod was lost or the job was resized."""
-    missing = state.pods.running < state.job.attempt_size.pods
+    missing = state.pods.running < state.job.size_with(state.status.attempt_nodes).pods
     changed = missing or is_replacing(state) or was_lost_lately(state) or was_resized_lately(state)
     return changed and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
 

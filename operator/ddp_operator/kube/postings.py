@@ -1,6 +1,6 @@
 """How API servers take the objects of features. A fault of a feature refuses its object, or leaves out a remedy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ddp_operator.api.cluster import Object
@@ -30,7 +30,7 @@ class Postings:
         name, posting = found
         none: Sequence[Object] = ()
         call = partial(posting.list_versions, manifest)
-        versions = guard_object(manifest).call(name, "list_versions", call, _are_versions, default=none)
+        versions = guard_object(manifest).call(name, "list_versions", call, list[Object], default=none, is_valid=bool)
         if not versions:
             raise Refused(name_fault(name).message, reason="Invalid")
         return versions
@@ -43,7 +43,7 @@ class Postings:
         name, posting = found
         call = partial(posting.explain_loss, posted, created)
         fault = name_fault(name).message
-        return guard_object(posted).call(name, "explain_loss", call, _is_text, default=fault)
+        return guard_object(posted).call(name, "explain_loss", call, str, default=fault)
 
     def explain_absence(self, manifest: Object) -> str:
         """Return the refusal of a child of which the API server serves no version."""
@@ -53,7 +53,7 @@ class Postings:
             return text
         name, posting = found
         call = partial(posting.explain_absence, manifest)
-        return guard_object(manifest).call(name, "explain_absence", call, _is_text, default=text)
+        return guard_object(manifest).call(name, "explain_absence", call, str, default=text)
 
     def explain_refusal(self, manifest: Object, message: str) -> str:
         """Return the API server's refusal of a child, with the remedies of features."""
@@ -61,13 +61,5 @@ class Postings:
         for feature in self._features:
             if feature.posting is not None:
                 call = partial(feature.posting.explain_refusal, manifest, message)
-                message = guard.call(feature.name, "explain_refusal", call, _is_text, default=message)
+                message = guard.call(feature.name, "explain_refusal", call, str, default=message)
         return message
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_versions(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(version, Mapping) for version in value)

@@ -144,7 +144,7 @@ class Executor:
 
     async def _build(self, job: DDPTrainingJob, memory: Memory, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
         """Return the children of an attempt. Raises: InvalidManifest."""
-        named = _name_secret(job, memory)
+        named = dataclasses.replace(job, nonce=memory.nonce)  # names the Secret that its next Job uses
         return await self._turns.run(Payer(job.namespace), build_children, named, attempt=attempt, nodes=nodes)
 
     async def execute(
@@ -300,7 +300,8 @@ class Executor:
         present = {("Job", view.name) for view in observation.jobs}
         if action.attempt == 1:  # later a watch may be late
             present |= observation.shared
-        present |= _list_secrets(observation, view) if view is not None else memory.created
+        # The Secret of an existing Job exists, unless a kubelet does not find it.
+        present |= {("Secret", view.secret)} & observation.shared if view is not None else memory.created
 
         children = memory.built
         memory.built = None
@@ -440,16 +441,6 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
     if job.spec.suspend or job.schema.find_preparing(job.spec) is not None:
         return False
     return has_common_children_only and not job.status.conditions
-
-
-def _name_secret(job: DDPTrainingJob, memory: Memory) -> DDPTrainingJob:
-    """Return the job with the name of the Secret that its next Job uses."""
-    return dataclasses.replace(job, nonce=memory.nonce)
-
-
-def _list_secrets(observation: Observation, view: JobView) -> set[tuple[str, str]]:
-    """Return the Secret of an existing Job, unless a kubelet does not find it."""
-    return {("Secret", view.secret)} & observation.shared
 
 
 def _rank_first(child: Manifest) -> int:

@@ -59,7 +59,8 @@ def run_limited(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     def interrupt(*_: Any) -> None:
         if time.thread_time() >= ends:  # the timer also counts the time of other threads
-            raise StepTooLong([FieldError("spec", _describe_limit())])
+            problem = f"a check took more than {STEP_SECONDS:g} s of CPU time"
+            raise StepTooLong([FieldError("spec", f"{problem}; shorten spec.template, and report its YAML")])
 
     signal.signal(signal.SIGPROF, interrupt)
     signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS, _REPEAT_SECONDS)
@@ -71,10 +72,6 @@ def run_limited(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except StepTooLong:
         signal.setitimer(signal.ITIMER_PROF, 0)  # the interruption may precede the call above
         raise
-
-
-def _describe_limit() -> str:
-    return f"a check took more than {STEP_SECONDS:g} s of CPU time; shorten spec.template, and report its YAML"
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddp_operator.api.cluster import Object
 from ddp_operator.api.conforms import conforms
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.conditions import Fact
@@ -30,6 +31,7 @@ ODD_ACTION: Any = DeleteResource()
         (True, bool),
         ({"pod": SUSPICION}, Mapping[str, Suspicion]),
         (frozenset({"a"}), frozenset[str]),
+        ([{"kind": "Job", "spec": None}], list[Object]),
         (Remark(Fact("A", "True", "R"), (SuspendResource(),), 1.0), Remark),
         (Problem("a", "b"), Problem),
         (QueueStatus(cluster_queue="gpu", position=1, of=2), QueueStatus),
@@ -54,6 +56,7 @@ def test_value_of_its_type_conforms(value: Any, kind: Any) -> None:
         ({"pod": SUSPICION._replace(message=ODD_TEXT)}, Mapping[str, Suspicion]),
         ({"a"}, frozenset[str]),
         (frozenset({7}), frozenset[str]),
+        ([7], list[Object]),
         (Remark(actions=(ODD_ACTION,)), Remark),
         (("a", "b"), Problem),
     ],

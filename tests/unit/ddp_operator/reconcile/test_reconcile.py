@@ -450,7 +450,6 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("place", "view"),
         [
-            ("ddp_operator.decide.describe._record_page", "measurements"),
             ("ddp_operator.decide.report.build_progress", "progress"),
             ("ddp_operator.manager.reports.find_transitions", "transitions"),
             ("ddp_operator.decide.job_events.list_transition_events", "Events"),
