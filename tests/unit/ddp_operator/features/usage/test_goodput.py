@@ -54,7 +54,12 @@ async def test_goodput_of_ended_job_is_that_of_its_termination_message() -> None
     assert (harness.status.phase, harness.status.goodput) == ("Succeeded", "0.25")
 
 
-async def test_steps_of_a_former_job_count_for_nothing() -> None:
+async def test_steps_before_the_first_start_count_for_nothing() -> None:
     resumed = page(step=90, steps=2, step_seconds=1.0, total_steps=100, phase="Running")
     harness = await ReconcilerHarness(hooks=Hooks((FEATURE,))).train(resumed)
+    assert harness.status.operator_state.start_step == 88
+    harness.cluster.page = page(step=96, steps=1, step_seconds=1.0, total_steps=100, phase="Running")
+    harness.clock.advance(60)
+    await harness.settle()
+    assert present(harness.status.progress).step == 96
     assert harness.status.operator_state.start_step == 88
