@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -26,9 +26,11 @@ def _build_check(kind: Any) -> _Check:
     parts = get_args(kind)
     if origin is Literal:
         return lambda value: value in parts
-    checks = [_build_check(part) for part in parts if part is not ...]
     if origin in (Union, UnionType):
-        return lambda value: any(check(value) for check in checks)
+        others = [_build_check(part) for part in parts if part is not NoneType]
+        has_none = NoneType in parts
+        return lambda value: any(check(value) for check in others) if value is not None else has_none
+    checks = [_build_check(part) for part in parts if part is not ...]
     if origin is Mapping:
         return lambda value: (
             isinstance(value, Mapping) and all(checks[0](key) and checks[1](item) for key, item in value.items())

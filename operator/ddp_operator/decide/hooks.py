@@ -364,7 +364,7 @@ class Guard:
         result = before
         with self._contain(feature, name):
             changed = hook()
-            if changed != before:
+            if changed is not before and changed != before:
                 result = _check(name, changed, type(before), is_valid)
         return result
 

@@ -13,6 +13,8 @@ from ddp_operator.features.code.fields import FIELDS, Code
 def record(state: State, status: Status) -> Status:
     """Return the status with the revision of the job's code."""
     code = FIELDS.read(state.spec).code
+    if code is None and status.code is None:
+        return status
     return replace(status, code=None if code is None else _describe(code))
 
 

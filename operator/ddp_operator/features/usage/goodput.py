@@ -18,8 +18,11 @@ def record(state: State, status: Status) -> Status:
     if page is None:
         return status
     known_starts = [step for step in (status.operator_state.start_step, page.began_at) if step is not None]
-    status = status.remember(start_step=min(known_starts, default=None))
-    return replace(status, goodput=_measure(state, status, page.progress))
+    start_step = min(known_starts, default=None)
+    if start_step != status.operator_state.start_step:
+        status = status.remember(start_step=start_step)
+    goodput = _measure(state, status, page.progress)
+    return status if goodput == status.goodput else replace(status, goodput=goodput)
 
 
 def record_final(state: State, status: Status) -> Status:
