@@ -33,7 +33,7 @@ def _build_schema(schema: Schema) -> dict[str, Any]:
     bound_lists(job)
     job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
     for name in NOT_OF_PROFILES:
-        del job["properties"][name]
+        job["properties"].pop(name, None)  # one of a feature may be absent
     locked = {
         "type": "array",
         "description": f"Fields that a job may not change: {LOCKS_REMOVED}.",
