@@ -98,6 +98,12 @@ class ExceptionFacts(NamedTuple):
         return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is the text of an exception of a pool's process, rather than an exception."""
+        module, _, name = self.types[0].rpartition(".")
+        return name.lstrip("_") == "RemoteTraceback" and bool(module)
+
+    @property
     def by_script(self) -> bool:
         """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
         is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)

@@ -151,7 +151,7 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
 
     exception_type, message = unwrap_helper_error(end.exception_type, end.message)
-    chain = _read_chain(error.get("chain"))
+    chain = _add_remote_places(_read_chain(error.get("chain")))
     if message != end.message:
         chain = _build_helper_chain(end.message, chain)
     return end._replace(
@@ -169,8 +169,20 @@ def _build_helper_chain(message: str, recorded: Sequence[ExceptionFacts]) -> lis
     helper = _HELPER.search(message)
     if recorded:
         chain = [facts._replace(content=recorded[0].content) for facts in chain]
-    if recorded and chain and helper is not None and helper["helper"]:  # it has sent the code that failed
+    if recorded and chain and helper is not None and not helper["rank"]:  # it has sent the code that failed
         chain[0] = chain[0]._replace(failing=recorded[0].failing)
+    return chain
+
+
+def _add_remote_places(recorded: Sequence[ExceptionFacts]) -> list[ExceptionFacts]:
+    """Return exceptions of a rank, those of a pool's process with their places and causes there, from their texts."""
+    chain: list[ExceptionFacts] = []
+    for facts in recorded:
+        parsed = parse_chain(facts.message.splitlines()) if facts.is_remote else []
+        for number, known in enumerate(chain):
+            if parsed and known.types[0].endswith(parsed[0].types[0]):
+                chain[number] = known._replace(place=parsed[0].place, line=parsed[0].line)
+        chain += parsed[1:] if facts.is_remote else [facts]
     return chain
 
 

@@ -14,7 +14,7 @@ from ..base.files import BOOTSTRAP, read_json
 from ..contract.names import ENV_RANK_FEATURES
 from . import counters
 from .groups import GroupRecorder
-from .helper_errors import HelperErrors
+from .helper_errors import observe_helpers
 from .hooks import ImportHook
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ChildHook(ImportHook):
         from .child_errors import record_uncaught
 
         record_uncaught(self._runtime, self._local_rank)
-        HelperErrors(_find_failing_code).start()
+        observe_helpers(_find_failing_code)
         super().start()
 
     def watch(self, module: Any) -> None:

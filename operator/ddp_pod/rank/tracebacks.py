@@ -339,7 +339,7 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
     failing = FailingCode()
     if not link.handled:
         with suppress(Exception):  # what is known without it is recorded
-            helper = find_helper_code(error.__traceback__)
+            helper = find_helper_code(error)
             failing = find_failing_code(error) if helper is None else helper
     return facts._replace(lasting=_is_lasting(error, facts, since), failing=failing)
 

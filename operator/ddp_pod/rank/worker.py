@@ -28,7 +28,7 @@ from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .failing_code import find_failing_code
 from .groups import GroupRecorder, read_address
-from .helper_errors import HelperErrors
+from .helper_errors import observe_helpers
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
     _shorten_socket_names()
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
-    HelperErrors(find_failing_code).start()
+    observe_helpers(find_failing_code)
     if slot is not None:
         _count_steps(slot, groups, about, files, parts)
     _run_and_record(kind, target, args, files, about, groups)
