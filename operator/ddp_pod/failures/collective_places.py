@@ -1,14 +1,14 @@
 """Where the ranks were whose collectives did not match, after gloo has aborted one: its error names no rank.
 
 The aborted rank's main thread is in faulthandler's report. The others have lost their connection to it in a collective,
-and their tracebacks show in which.
+and their tracebacks show in which. Those of other pods share it through the rendezvous store.
 """
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import LIBRARY
 from ..base.files import is_own_file
@@ -22,6 +22,15 @@ _FRAME: Final = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+),? in 
 _SHIM: Final = "_run_and_record"  # of the rank's own process, below the script
 _DECORATOR: Final = "wrapper"
 _MOST: Final = 4  # ranks
+_PLACE_LIMIT: Final = 200  # characters
+
+
+class RankPlace(NamedTuple):
+    """A rank of a pod, and its line of the script with the library's function that it has called."""
+
+    rank: int
+    pod: int
+    place: str
 
 
 def find_main_stack(output: str) -> str:
@@ -34,32 +43,65 @@ def find_main_stack(output: str) -> str:
     return ""
 
 
-def add_places(failures: Sequence[Failure]) -> list[Failure]:
-    """Return the failures of a pod's ranks, those about collectives that do not match with the ranks' places."""
-    places = list(dict.fromkeys(_list_places(sorted(failures, key=_get_rank))))
-    text = f"mismatch between collectives: {'; '.join(places[:_MOST])}"
+def add_places(failures: Sequence[Failure], peers: Sequence[RankPlace] = ()) -> list[Failure]:
+    """Return the failures of a pod's ranks, those about collectives that do not match with the ranks' places.
+
+    ``peers``: the places of ranks of other pods that have lost a peer.
+    """
+    own = _list_places(failures, _is_side) if any(map(_is_mismatch, failures)) else []
+    text = f"mismatch between collectives: {_describe([*own, *peers], with_pods=bool(peers))}"
     return [
-        replace(failure, message=f"{text} ({failure.message})") if places and _is_mismatch(failure) else failure
+        replace(failure, message=f"{text} ({failure.message})") if own and _is_mismatch(failure) else failure
         for failure in failures
     ]
 
 
-def _get_rank(failure: Failure) -> int:
-    return failure.rank or 0
+def find_lost_places(failures: Sequence[Failure]) -> list[RankPlace]:
+    """Return where ranks of a pod have lost a peer: the error of that peer may not name them."""
+    return _list_places(failures, _is_secondary)[:_MOST]
+
+
+def read_places(records: Sequence[Any], pod: int) -> list[RankPlace]:
+    """Return the places that pods have shared, without those of one pod and malformed ones."""
+    places = [
+        RankPlace(*record) for record in records if type(record) is list and len(record) == len(RankPlace._fields)
+    ]
+    kinds = [int, int, str]
+    return [
+        place._replace(place=place.place[:_PLACE_LIMIT])
+        for place in places
+        if list(map(type, place)) == kinds and place.pod != pod
+    ]
+
+
+def _describe(places: Sequence[RankPlace], *, with_pods: bool) -> str:
+    """Return where some ranks were: of each place one, and then further ones."""
+    firsts = {place.place: place for place in reversed(places)}.values()
+    shown = [*firsts, *(place for place in places if place not in firsts)][:_MOST]
+    return "; ".join(
+        f"rank {place.rank}{f' (pod {place.pod})' if with_pods else ''} was at {place.place}" for place in sorted(shown)
+    )
 
 
 def _is_mismatch(failure: Failure) -> bool:
     return bool(OTHER_SIZES.search(failure.message)) and not failure.secondary
 
 
-def _list_places(failures: Sequence[Failure]) -> Iterator[str]:
-    """Yield the places of ranks that are in a collective which does not match, or have lost their peer in one."""
-    if not any(map(_is_mismatch, failures)):
-        return
-    for failure in failures:
-        place = _find_place(failure.traceback) if failure.secondary or _is_mismatch(failure) else ""
-        if place:
-            yield f"rank {failure.rank} was at {place}"
+def _is_secondary(failure: Failure) -> bool:
+    return failure.secondary
+
+
+def _is_side(failure: Failure) -> bool:
+    return failure.secondary or _is_mismatch(failure)
+
+
+def _list_places(failures: Sequence[Failure], condition: Callable[[Failure], bool]) -> list[RankPlace]:
+    places = [
+        RankPlace(failure.rank or 0, failure.pod_index or 0, _find_place(failure.traceback)[:_PLACE_LIMIT])
+        for failure in failures
+        if condition(failure)
+    ]
+    return [place for place in places if place.place]
 
 
 def _find_place(traceback: str) -> str:

@@ -11,7 +11,7 @@ from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failur
 from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
-from .collective_places import add_places
+from .collective_places import RankPlace, add_places
 from .worker_failure import HELPER_ENDED, add_last_lines, find_root_cause, is_unexplained, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
@@ -136,13 +136,15 @@ class InPlaceRestarts:
         stopping: bool = False,
         interrupted: bool = False,
         run_step: float | None = None,
+        peers: Sequence[RankPlace] = (),
     ) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
 
         If other pods caused all of them, the restart is not counted, and the pod of the rank that failed first decides;
         without such a pod, ``is_over`` does. ``awaited``: the failure of a rank that is outside of collectives, which
         counts if the others have only timed out; ``run_step``: the last step that pod 0 has shared, for a pod whose own
-        ranks report none; ``interrupted``: a stop request or a change of the group has ended the ranks of all pods.
+        ranks report none; ``peers``: where ranks of other pods have lost a peer; ``interrupted``: a stop request or a
+        change of the group has ended the ranks of all pods.
         Each such restart has a cause outside of the job, so their number is not limited.
         """
         self._interrupted = interrupted
@@ -155,7 +157,7 @@ class InPlaceRestarts:
                 add_last_lines(self._pod, failure) if is_unexplained(self._pod, failure) else failure
                 for failure in failures
             ]
-            failures = add_places(failures)
+            failures = add_places(failures, peers)
         if awaited is not None and _explains(awaited, failures):
             failures = [*failures, _add_timeout(awaited, failures)]
         self.failures = failures

@@ -404,6 +404,7 @@ class Supervisor:
             stopping=self.is_stopping,
             interrupted=event.interrupted,
             run_step=event.step,
+            peers=event.peers,
         )
         # Pods that have ended join no further round: it would only time out.
         return Verdict(restarts and not event.has_ended_peers, self._restarts.knows_cause)

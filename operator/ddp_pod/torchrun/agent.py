@@ -23,6 +23,7 @@ from ..base.pod import Pod
 from ..contract.failure_record import Failure, KnownFailure, RankEnd
 from ..contract.names import STOPPING_FILE
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
+from ..failures.collective_places import RankPlace
 from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import (
     EndedPeers,
@@ -99,6 +100,7 @@ class PodAgent(LocalElasticAgent):
         self._groups: Any = None  # why the job's ranks do not train as one, as reported last
         self._interruption = ""  # of the present ranks: why they may have been asked to end
         self._has_lost_store = False  # when it was asked for an interruption
+        self._has_shared_places = False  # where ranks of this pod have lost a peer
         self._siblings_deadline: float | None = None  # while ranks of an interrupted round still end
         handle_stop_signals()
 
@@ -154,6 +156,7 @@ class PodAgent(LocalElasticAgent):
         # Only now: former ranks have ended, and a file that is removed later could be that of a new rank.
         remove_error_files(self._pod)
         self._recorded = {}
+        self._has_shared_places = False
         self._cause_deadline = None
         self._peers_wait = False
         with hold_stop_signals():
@@ -196,6 +199,7 @@ class PodAgent(LocalElasticAgent):
             self._report_job(self._round_state.exchange(time.monotonic()))
         exit_codes = dict(self._ranks.poll())
         ending = self._list_ending_ranks()
+        self._share_lost_places(exit_codes)
         if not any(exit_codes.values()) and not ending:
             result = self._collect_result(worker_group)
             return self._await_peers(worker_group, result) if result.state == WorkerState.SUCCEEDED else result
@@ -324,6 +328,12 @@ class PodAgent(LocalElasticAgent):
         patience = _SECONDS_TO_PRINT if is_awaited else max(self._pod.grace, _SECONDS_TO_STOP)
         return [rank for rank, since in self._recorded.items() if rank in running and now - since >= patience]
 
+    def _share_lost_places(self, exit_codes: Mapping[int, int]) -> None:
+        """Tell other pods once where ranks of this pod have lost a peer, which may be one that gloo has aborted."""
+        has_failed = bool(self._recorded) or any(exit_codes.values())
+        if has_failed and self._pod.is_multi_node and not self._has_shared_places:
+            self._has_shared_places = self._round_state.share_lost_places()
+
     def _lacks_cause(self, exit_codes: Mapping[int, int]) -> bool:
         """Return whether ranks of this pod still run while the others have failed because they lost a peer."""
         is_over = len(exit_codes) == len(self._ranks.pids) or 0 in exit_codes.values()
@@ -369,16 +379,21 @@ class PodAgent(LocalElasticAgent):
             failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
         if self._has_lost_store and self._pod.node != 0:
             failures = [attribute_to_lost_master(failure) for failure in failures]
-        self._request_verdict(failures, ended_peers)
+        is_aborted = any(end.exit_code == -signal.SIGABRT for end in ends)
+        peers = self._round_state.await_lost_places() if is_aborted and self._pod.is_multi_node else ()
+        self._request_verdict(failures, ended_peers, peers)
 
-    def _request_verdict(self, failures: Sequence[Failure], ended_peers: EndedPeers) -> None:
+    def _request_verdict(
+        self, failures: Sequence[Failure], ended_peers: EndedPeers, peers: Sequence[RankPlace] = ()
+    ) -> None:
         """Ask the launcher whether the ranks restart. Pods that have ended wait no longer in an interruption.
 
         The loop of torch.distributed.elastic asks ``_remaining_restarts`` next: 1 makes it call ``_restart_workers``,
         0 ends the run.
         """
         is_interrupted = bool(self._interruption) and all(failure.secondary for failure in failures)
-        event = RanksFailed(failures, ended_peers.pods > 0 and not is_interrupted, self._read_step(), is_interrupted)
+        has_ended_peers = ended_peers.pods > 0 and not is_interrupted
+        event = RanksFailed(failures, has_ended_peers, self._read_step(), is_interrupted, peers)
         verdict: Verdict = self._launcher.request(event)
         self._pod_rendezvous.knows_cause = verdict.knows_cause
         self._remaining_restarts = int(verdict.restart)

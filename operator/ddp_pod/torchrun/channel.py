@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..base.pod import Pod
 from ..contract.failure_record import Failure
 from ..contract.frames import read_frame
+from ..failures.collective_places import RankPlace
 from .frames import decode, encode
 
 
@@ -72,13 +73,14 @@ class RanksFailed(NamedTuple):
     """Ranks have ended before the training. ``has_ended_peers``: whether all ranks of another pod have exited with 0.
 
     ``step``: of the run, as pod 0 has shared it; ``interrupted``: whether a stop request or a change of the group may
-    have ended them. The reply is a Verdict.
+    have ended them; ``peers``: where ranks of other pods have lost a peer. The reply is a Verdict.
     """
 
     failures: Sequence[Failure]
     has_ended_peers: bool
     step: float | None
     interrupted: bool = False
+    peers: Sequence[RankPlace] = ()
 
 
 class Verdict(NamedTuple):

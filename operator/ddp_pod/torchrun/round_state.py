@@ -13,11 +13,14 @@ from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
 from ..contract.names import RUN_STEP_FILE
 from ..contract.records import read_record, to_json
+from ..failures.collective_places import RankPlace, find_lost_places, read_places
+from ..failures.worker_failure import read_recorded_failures
 from .part import RoundExchange, log_fault
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
+_SECONDS_FOR_PLACES = 5.0  # within which the peers of an aborted rank notice its end
 _SECONDS_TO_DESCRIBE = 2.0  # that a pod waits for its peers before it describes its end
 
 
@@ -144,6 +147,25 @@ class RoundState:
             return self._have_all_ended()
         except RuntimeError:  # the store has ended
             return False
+
+    def share_lost_places(self) -> bool:
+        """Share where ranks of this pod have lost a peer. Returns whether the store has them, or there are none."""
+        places = find_lost_places(read_recorded_failures(self._pod))
+        return not places or query_store(partial(self._append_places, places)) is not None
+
+    def _append_places(self, places: Sequence[RankPlace]) -> bool:
+        for place in places:
+            self.store.append("places", list(place))
+        return True
+
+    def await_lost_places(self) -> list[RankPlace]:
+        """Return where ranks of other pods have lost a peer, within seconds; empty: none has shared that."""
+        deadline = time.monotonic() + _SECONDS_FOR_PLACES
+        while True:
+            places = read_places(query_store(partial(self.store.read_log, "places")) or (), self._pod.node)
+            if places or time.monotonic() > deadline:
+                return places
+            self._pause()
 
     def _share_end(self, end: RankEnd | None) -> None:
         if end is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ddp_pod.contract.failure_record import Failure
-from ddp_pod.failures.collective_places import add_places, find_main_stack
+from ddp_pod.failures.collective_places import RankPlace, add_places, find_lost_places, find_main_stack, read_places
 
 LIBRARY: Final = "/venv/lib/python3.11/site-packages/torch"
 REPORT: Final = f"""\
@@ -66,3 +66,35 @@ def test_stack_of_another_thread_is_not_the_main_one() -> None:
     assert "prefetch" not in find_main_stack(REPORT)
     assert find_main_stack(REPORT.replace("_run_and_record", "run")) == ""
     assert find_main_stack("step 3") == ""
+
+
+# -- several pods
+
+
+def test_other_side_may_be_in_another_pod() -> None:
+    (place,) = find_lost_places([replace(LOST, pod_index=1), replace(ABORTED, pod_index=1)])
+    assert place == RankPlace(0, 1, "main (train.py:46) in backward")
+    (aborted,) = add_places([replace(ABORTED, pod_index=0)], [place])
+    assert aborted.message == (
+        "mismatch between collectives: rank 0 (pod 1) was at main (train.py:46) in backward; "
+        f"rank 1 (pod 0) was at main (train.py:52) in all_reduce ({ABORTED.message})"
+    )
+
+
+def test_peers_alone_are_no_mismatch() -> None:
+    assert add_places([LOST], [RankPlace(2, 1, "main (train.py:50) in barrier")]) == [LOST]
+
+
+def test_different_places_come_before_equal_ones() -> None:
+    peers = [RankPlace(rank, rank, "main (train.py:52) in all_reduce") for rank in range(2, 9)]
+    odd = RankPlace(9, 9, "main (train.py:60) in barrier")
+    (aborted,) = add_places([replace(ABORTED, pod_index=1)], [*peers, odd])
+    text = aborted.message.partition(" (EnforceNotMet")[0]
+    assert text.count("was at") == 4
+    assert "rank 1 (pod 1)" in text
+    assert text.endswith("rank 9 (pod 9) was at main (train.py:60) in barrier")
+
+
+def test_malformed_places_and_those_of_the_pod_itself_are_ignored() -> None:
+    records = [[1, 0, "own"], [1, 1, 1000 * "x"], [1, 1], "text", [True, 1, "x"], {"rank": 1}, None]
+    assert read_places(records, 0) == [RankPlace(1, 1, 200 * "x")]

@@ -12,6 +12,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.names import RUN_STEP_FILE
+from ddp_pod.failures.collective_places import RankPlace
+from ddp_pod.torchrun import round_state
 from ddp_pod.torchrun.part import RoundExchange
 from ddp_pod.torchrun.round_state import RoundState
 from ddp_pod.torchrun.store import SignedStore
@@ -205,3 +207,37 @@ class TestExchanges:
         assert join(1, "its own", "its part").exchange(1)["features"] == {"odd": {"pods": 2}}
         assert join(1, None, "").exchange(1) == {}, "it does not query the store"
         assert join(0, None, "").exchange(2)["features"] == {}
+
+
+class TestPlaces:
+    TRACEBACK = """\
+Traceback (most recent call last):
+  File "/app/train.py", line 46, in main
+    dist.barrier()
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5000, in barrier
+RuntimeError: [/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer
+"""
+
+    def fail(self, folder: Path, message: str) -> None:
+        """Write the error file of a rank."""
+        (folder / "errors").mkdir()
+        error = {"type": "RuntimeError", "message": message, "traceback": self.TRACEBACK}
+        numbers = {"exitCode": 1, "rank": 1, "localRank": 0}
+        write_json(str(folder / "errors" / "0.json"), {**error, **numbers})
+
+    def test_lost_rank_is_known_to_the_pod_of_its_peer(self, pods: RoundPods) -> None:
+        self.fail(pods.folders[1], self.TRACEBACK.splitlines()[-1].partition(": ")[2])
+        assert pods.states[1].share_lost_places()
+        assert pods.states[0].await_lost_places() == [RankPlace(1, 1, "main (train.py:46) in barrier")]
+
+    def test_own_failure_of_a_rank_is_no_lost_peer(self, pods: RoundPods, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(round_state, "_SECONDS_FOR_PLACES", 0.0)
+        self.fail(pods.folders[1], "shape '[3, 5]' is invalid for input of size 16")
+        assert pods.states[1].share_lost_places()
+        assert pods.states[0].await_lost_places() == []
+
+    def test_places_are_unknown_without_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(round_state, "_SECONDS_FOR_PLACES", 0.0)
+        pods = RoundPods(tmp_path, LOST)
+        self.fail(pods.folders[1], "Connection reset by peer")
+        assert pods.states[0].await_lost_places() == []
