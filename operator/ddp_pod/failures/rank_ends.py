@@ -13,7 +13,7 @@ from ..base.files import read_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ..contract.names import ENDING
-from ..contract.processes import process_state
+from ..contract.processes import name_command, process_state
 from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps
 from .rules import WorkerEnd, classify
@@ -72,7 +72,7 @@ class PrintedTraceback(NamedTuple):
 
 
 class RemainingProcess(NamedTuple):
-    """A process that a rank's program has started, and that still runs after its end."""
+    """A process that a rank's program has started, and that still runs after its end. ``command``: no arguments."""
 
     pid: int
     command: str
@@ -148,13 +148,11 @@ def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingPro
             with open(f"/proc/{pid}/environ", "rb") as file:
                 local_rank = re.search(rb"(?:^|\0)LOCAL_RANK=(\d{1,4})\0", file.read(_ENVIRONMENT_BYTES))
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read(_ENVIRONMENT_BYTES).split(b"\0")
+                words = file.read(_ENVIRONMENT_BYTES).decode("utf-8", "replace").split("\0")
         except OSError:
             continue  # it has just ended
-        if local_rank is not None and process_state(pid):
-            command = b" ".join(words).strip().decode("utf-8", "replace")
-            if not _HELPERS.search(command):
-                found.setdefault(int(local_rank[1]), []).append(RemainingProcess(pid, command))
+        if local_rank is not None and process_state(pid) and not _HELPERS.search(" ".join(words)):
+            found.setdefault(int(local_rank[1]), []).append(RemainingProcess(pid, name_command(words)))
     return found
 
 

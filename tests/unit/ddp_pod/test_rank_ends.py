@@ -232,7 +232,7 @@ def test_rank_that_the_launcher_ended_names_what_kept_it(
 
 
 def test_processes_of_ranks_are_found_by_their_environment() -> None:
-    command = [sys.executable, "-c", "input()"]
+    command = [sys.executable, "-c", "input()", "serve.py", "--token=secret"]
     environments = [{**os.environ, "LOCAL_RANK": "1"}, {**os.environ, "OTHER": "1"}]
     started = [subprocess.Popen(command, env=env, stdin=subprocess.PIPE) for env in environments]
     helper = [*command, "/x/torch/bin/torch_shm_manager"]
@@ -240,7 +240,7 @@ def test_processes_of_ranks_are_found_by_their_environment() -> None:
     try:
         pids = [process.pid for process in started]
         found = find_remaining_processes([*pids, 2**22 + 1])
-        assert found == {1: [RemainingProcess(pids[0], " ".join(command))]}
+        assert found == {1: [RemainingProcess(pids[0], f"{os.path.basename(sys.executable)} serve.py")]}
     finally:
         for process in started:
             process.kill()
