@@ -60,7 +60,7 @@ from .stall import (
     stall_grace_seconds,
 )
 from .standstill import Standstill
-from .wait_channels import find_blocked_child, find_kernel_wait, sleeps_by_clock
+from .wait_channels import find_blocked_child, find_kernel_wait, identify_wait, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
@@ -81,7 +81,7 @@ class StalledWorker(NamedTuple):
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
     ``child``: a living child for which it may wait; ``remedy``: by the state of such a child; ``sleeps_by_clock``:
     whether it is outside of collectives and only waits for a time to pass; ``is_final``: whether nobody else could end
-    its wait.
+    its wait; ``io``: of a rank in I/O for what the kernel lets it wait.
     """
 
     worker: WorkerRecord
@@ -93,6 +93,7 @@ class StalledWorker(NamedTuple):
     remedy: str = ""
     sleeps_by_clock: bool = False
     is_final: bool = False
+    io: str = ""
 
     @property
     def is_at_rest(self) -> bool:
@@ -183,6 +184,7 @@ class StallMonitor(Service):
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
         self._standstill = Standstill()
+        self._readers: dict[int, Standstill] = {}  # of ranks in I/O, by process
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
@@ -215,6 +217,7 @@ class StallMonitor(Service):
     def forget(self) -> None:
         """Forget what ranks did that restart, or that make steps again."""
         self._silence = None
+        self._readers = {}
         self._stalled = []
         if self._open is None:
             self._withdraw_report()
@@ -458,19 +461,25 @@ class StallMonitor(Service):
         return RankStall(now - seconds, message, certain=False, known=is_proven, idle=frozenset(inactive))
 
     def _is_proven(self, plan: WatchdogConfig, workers: Sequence[WorkerRecord], idle: float, now: float) -> bool:
-        """Return whether no first step will come: ranks wait in one collective for one that only waits, too.
+        """Return whether no step will come: all ranks wait in collectives that do not match, and no data moves.
 
-        Nothing moves any data either. ``idle``: seconds without CPU use. Ranks that have worked for longer than a start
-        takes may train, and no step of theirs is visible.
+        Before the first step also if they wait in one collective for a rank that only waits, too. ``idle``: seconds
+        without CPU use. Ranks that have worked for longer than a start takes may train, and no step of theirs is
+        visible.
         """
+        still = self._standstill.observe(frozenset(worker.pid for worker in workers), now)
+        if still < _SECONDS_OF_STANDSTILL:
+            return False
+        job = self._sum_up_job()
+        if job is not None and job.has_mismatch and not job.awaited:
+            return True
         age = time.time() - min(worker.started for worker in workers)
         if self._pulse.age(now) != math.inf or age - idle > plan.start_seconds:
             return False
-        still = self._standstill.observe(frozenset(worker.pid for worker in workers), now)
         awaited = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
         is_at_rest = bool(awaited) and all(stalled.is_at_rest for stalled in awaited)
         has_peers = len(group_waits(self._list_waits())) == 1
-        return is_at_rest and has_peers and idle >= plan.start_seconds and still >= _SECONDS_OF_STANDSTILL
+        return is_at_rest and has_peers and idle >= plan.start_seconds
 
     def _find_orphaned(self, workers: Sequence[WorkerRecord]) -> RankStall | None:
         """Return the stall of a rank that waits for a thread or a child where an exception has ended one.
@@ -538,7 +547,10 @@ class StallMonitor(Service):
             current.examine_at = min(stall.since + seconds, now + pause)
             log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
         self._open = current
-        report = self._report(stall) if self._steps_known else StallReport(waits=group_waits(self._waits))
+        report = self._report(stall)
+        if not self._steps_known:
+            is_waiting = all(stalled.wait is not None for stalled in self._stalled)
+            report = StallReport(stuck=is_waiting, waits=report.waits)
         try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
         return current
 
@@ -617,6 +629,8 @@ class StallMonitor(Service):
             elif activity.state == "Behind" and not helper.is_final and stack and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
             stack = stack or Stack([], "")
+            if activity.state == "IO":
+                self._measure_standstill(worker)
             sleeps = activity.state in ("IO", "Behind") and sleeps_by_clock(worker.pid)
             stalled.append(
                 StalledWorker(
@@ -629,6 +643,7 @@ class StallMonitor(Service):
                     helper.remedy,
                     sleeps,
                     helper.is_final,
+                    identify_wait(worker.pid) if activity.state == "IO" else "",
                 )
             )
         return stalled
@@ -658,6 +673,11 @@ class StallMonitor(Service):
         if printed is not None and printed.is_last and not printed.origin:
             return _Helper(f"the last exception in its log is {printed.text}")
         return _Helper()
+
+    def _measure_standstill(self, worker: WorkerRecord) -> float:
+        """Return for how many seconds a rank in I/O has moved no data, at most since it was first found there."""
+        reader = self._readers.setdefault(worker.pid, Standstill())
+        return reader.observe(frozenset({worker.pid}), self._clock.read(time.monotonic()))
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
         """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""
@@ -705,6 +725,8 @@ class StallMonitor(Service):
         place = ""
         if stalled.activity.state == "Behind" or is_deadlock or stalled.sleeps_by_clock:
             place = stalled.stack.script_place
+        elif stalled.io and self._measure_standstill(stalled.worker) >= _SECONDS_OF_SILENCE:
+            place = f"{stalled.stack.script_place}: {stalled.io}"  # no data: another retry after it would be in vain
         elif stalled.activity.state == "Busy":
             place = _LINE.sub("", stalled.stack.script_place)  # the line changes with each examination
         elif stalled.activity.state == "Stopped":

@@ -82,6 +82,18 @@ def find_kernel_wait(pid: int) -> KernelWait | None:
     return None
 
 
+def identify_wait(pid: int) -> str:
+    """Return the kernel's function in which a process waits, with the path or the peer: equal in another attempt.
+
+    Empty: the kernel does not show it.
+    """
+    channel = _read(f"/proc/{pid}/wchan").strip("0")
+    arguments = _read_arguments(pid)
+    file = _read_link(pid, arguments[0]) if arguments else ""
+    name = file if file.startswith("/") else find_peer(file)
+    return f"{channel} {name[-_COMMAND_LIMIT:]}".rstrip() if channel else ""
+
+
 def _explain_child(pid: int, arguments: Iterable[int]) -> KernelWait | None:
     """Explain the wait for the end of a child, whose id is among the arguments of the system call."""
     child = next((child for child in _list_children(pid) if child in arguments), None)

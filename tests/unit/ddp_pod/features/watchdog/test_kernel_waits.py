@@ -23,7 +23,7 @@ from ddp_pod.failures.text import (
     OPEN_PIPE_REMEDY,
     SERVICE_REMEDY,
 )
-from ddp_pod.features.watchdog.wait_channels import KernelWait, find_kernel_wait
+from ddp_pod.features.watchdog.wait_channels import KernelWait, find_kernel_wait, identify_wait
 
 START = "import fcntl, os, socket, sys, time\nfrom subprocess import PIPE, Popen\n"
 PIPES = START + "child = Popen({command}, stdin=PIPE, stdout=PIPE)\n"
@@ -114,3 +114,25 @@ def test_nothing_is_known_of_other_processes_pipes() -> None:
         assert process.stdin is not None
         process.stdin.close()
     assert find_kernel_wait(process.pid) is None
+
+
+def test_same_wait_of_another_process_has_the_same_identity(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "queue")
+    script = "import os; os.read(os.open('queue', os.O_RDWR), 1)"
+    identities = set()
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+        try:
+            while find_kernel_wait(process.pid) is None:
+                assert process.poll() is None
+                time.sleep(0.05)
+            identities.add(identify_wait(process.pid))
+        finally:
+            process.kill()
+            process.wait()
+    (identity,) = identities
+    assert re.fullmatch(r"\w*pipe_read\w* .*/queue", identity)
+
+
+def test_unknown_wait_has_no_identity() -> None:
+    assert identify_wait(2**22 + 1) == ""

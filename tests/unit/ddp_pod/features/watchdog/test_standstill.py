@@ -22,7 +22,15 @@ from ddp_pod.features.watchdog import monitor, standstill
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives, parse_report
 from ddp_pod.features.watchdog.polling import explain_polling
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame
-from ddp_pod.features.watchdog.stall import HeartbeatWatchdog, JobStall, RankActivity, RankStall, RankWait, StallReport
+from ddp_pod.features.watchdog.stall import (
+    HeartbeatWatchdog,
+    JobStall,
+    RankActivity,
+    RankStall,
+    RankWait,
+    StallReport,
+    group_waits,
+)
 from ddp_pod.features.watchdog.standstill import Standstill, count_moved_bytes
 from ddp_pod.features.watchdog.wait_channels import KernelWait
 from ddp_pod.network.connections import find_peer, list_outer_sockets
@@ -240,6 +248,9 @@ POLLS = polling(1, sleeps_by_clock=True)
         ([waiting(0), polling(1)], 100, 60, False),  # on a service, perhaps
         ([waiting(0), POLLS, polling(2)], 100, 60, False),
         ([waiting(0), waiting(1)], 100, 60, False),  # the network, perhaps
+        ([waiting(0), waiting(1, REDUCE)], 10, 60, True),
+        ([waiting(0), waiting(1, REDUCE)], 10, 59, False),
+        ([waiting(0), waiting(1, REDUCE), polling(2)], 100, 60, False),
         ([waiting(0), waiting(2, REDUCE), POLLS], 100, 60, False),
         ([POLLS, polling(2, sleeps_by_clock=True)], 100, 60, False),  # nobody waits for them
         ([waiting(0), POLLS], 99, 60, False),
@@ -257,6 +268,7 @@ def test_wait_before_the_first_step_is_a_hang_if_nothing_moves(
     plan = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")
     stalls = monitor.StallMonitor(launcher_pod(tmp_path, nodes=1, watchdog=plan), RankReader(str(tmp_path)))
     stalls._stalled = ranks
+    stalls._silence = RankStall(0.0, "no step")
     monkeypatch.setattr(stalls._standstill, "observe", lambda *_: still)
     workers = [rank.worker._replace(started=time.time()) for rank in ranks]
     seconds = {worker.local_rank: idle for worker in workers}
@@ -267,7 +279,7 @@ def test_wait_before_the_first_step_is_a_hang_if_nothing_moves(
         return stall.known
 
     assert find() is is_known
-    if is_known:
+    if is_known and len(group_waits([rank.wait for rank in ranks if rank.wait])) == 1:
         monkeypatch.setattr(stalls._pulse, "age", lambda _: 500.0)
         assert not find(), "steps were made: a validation, perhaps"
         monkeypatch.setattr(stalls._pulse, "age", lambda _: math.inf)
@@ -295,7 +307,40 @@ def test_waits_are_written_for_peers_before_a_step_is_known(tmp_path: Path, monk
     stalls._open_stall(RankStall(0.0, "no CPU", certain=False, known=False, idle=frozenset({0})), [], 35.0)
     report = read_record(StallReport, json.loads((tmp_path / "stall.json").read_text()))
     assert [wait.collective for wait in report.waits] == [GATHER.text]
-    assert (report.known, report.stuck) == (False, False)
+    assert (report.known, report.stuck) == (False, True)
+    monkeypatch.setattr(stalls, "_examine", lambda *_, **__: [waiting(0), polling(1)])
+    stalls._open_stall(RankStall(0.0, "no CPU", certain=False, known=False, idle=frozenset({0})), [], 35.0)
+    assert not read_record(StallReport, json.loads((tmp_path / "stall.json").read_text())).stuck
+
+
+def test_collectives_that_do_not_match_may_be_in_two_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path, nodes=2, watchdog=plan), RankReader(str(tmp_path)))
+    stalls._stalled = [waiting(0)]
+    monkeypatch.setattr(stalls._standstill, "observe", lambda *_: 60.0)
+    monkeypatch.setattr(stalls._pulse, "age", lambda _: 60.0)  # after few steps
+    waits = (RankWait(0, GATHER.text), RankWait(1, REDUCE.text))
+    for stuck, is_proven in ((1, False), (2, True)):
+        stalls.job_stall = JobStall(pods=2, stuck=stuck, waits=waits)
+        assert stalls._is_proven(plan, [waiting(0).worker], 10, 1000.0) is is_proven
+
+
+@pytest.mark.parametrize(
+    ("still", "io", "place"),
+    [
+        (5.0, "pipe_read /app/queue", "main (train.py:46): pipe_read /app/queue"),
+        (4.0, "pipe_read /app/queue", ""),  # data moves: another attempt may come farther
+        (5.0, "", ""),
+    ],
+)
+def test_wait_in_io_without_data_is_recognized_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, io: str, place: str
+) -> None:
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
+    reader = waiting(0)._replace(activity=RankActivity(0, 0, "IO", "it reads"), io=io)
+    monkeypatch.setattr(stalls, "_measure_standstill", lambda _: still)
+    error = stalls._build_error(RankStall(0.0, "no step"), reader, is_root_cause=True)
+    assert error["place"] == place
 
 
 @pytest.mark.parametrize(("is_final", "state"), [(True, "Behind"), (False, "IO")])
@@ -314,3 +359,17 @@ def test_wait_that_nobody_else_could_end_is_no_io(
     (found,) = stalls._examine(stall, [WorkerRecord(2**22 + 1, 0, 0, 0)], quiet=True)
     assert (found.activity.state, found.remedy) == (state, "close it")
     assert found.activity.what == "rank 0 is in score (train.py:31); it reads"
+
+
+def test_standstill_of_a_rank_in_io_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
+    moved = {10: 0, 11: 0}
+    monkeypatch.setattr(standstill, "count_moved_bytes", lambda pids: sum(moved[pid] for pid in pids))
+    times = iter([10.0, 10.0, 17.0, 17.0, 20.0])
+    monkeypatch.setattr(stalls._clock, "read", lambda _: next(times))
+    workers = [waiting(0).worker, waiting(1).worker]
+    assert [stalls._measure_standstill(worker) for worker in workers] == [0.0, 0.0]
+    moved[11] += 1 << 20
+    assert [stalls._measure_standstill(worker) for worker in workers] == [7.0, 0.0]
+    stalls.forget()
+    assert stalls._measure_standstill(workers[0]) == 0.0
