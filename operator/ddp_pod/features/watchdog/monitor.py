@@ -17,7 +17,7 @@ from ...contract.failure_record import Failure
 from ...contract.failure_table import HANG
 from ...contract.names import ENDING, STALLED_STATES
 from ...contract.plan import WatchdogConfig
-from ...contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ...contract.processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
@@ -37,7 +37,7 @@ from ...torchrun.channel import FeatureSummary, PeersLost
 from .activity import describe_activity
 from .collectives import Collective, CollectivesRequest, RankCollectives
 from .polling import explain_polling
-from .stacks import ChildStack, Stack, add_awaited, collect_stacks, find_working_child
+from .stacks import ChildStack, Helper, Stack, add_awaited, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
     FEATURE,
@@ -58,17 +58,16 @@ from .stall import (
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
+    sum_up_pod,
 )
 from .standstill import Standstill
-from .wait_channels import find_blocked_child, find_kernel_wait, identify_wait, sleeps_by_clock
+from .wait_channels import find_blocked_child, find_kernel_wait, identify_wait, measure_sleep, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
 _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
 _SECONDS_OF_STANDSTILL = 60.0  # without data that a rank moves, after which no first step is expected
-_SAMPLES = 10  # of a rank's state
-_SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
 _LINE = re.compile(r":\d+(?=\)$)")  # of a place in the script
 _ONE_WAY = {"send", "recv"}
@@ -124,19 +123,6 @@ class StalledWorker(NamedTuple):
             last = self.collectives.last if self.stack.waits_for_result else None  # its end is not recorded as such
             call = self.stack.library_call if last is None else last.text
         return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
-
-
-class _Helper(NamedTuple):
-    """A thread, a child or a file for which a rank may wait: the exception that ended it, or where it is.
-
-    ``is_final``: nobody else could end the wait.
-    """
-
-    note: str = ""
-    dead: PrintedTraceback | None = None
-    child: ChildStack | None = None
-    remedy: str = ""
-    is_final: bool = False
 
 
 class _EndingRank(NamedTuple):
@@ -262,7 +248,7 @@ class StallMonitor(Service):
         if self._silence is None:
             return None
         awaited = self._find_awaited()
-        summary = _sum_up(self._report(self._silence))
+        summary = sum_up_pod(self._report(self._silence))
         return dataclasses.replace(summary, awaited="" if awaited is None else awaited.activity.what)
 
     def _build_mismatch(self, odd: StalledWorker, waits: Sequence[RankWait]) -> dict[str, Any]:
@@ -492,7 +478,7 @@ class StallMonitor(Service):
         silence = self._silence
         if silence is None or not orphans or self._examined_silence < _SECONDS_OF_ORPHAN:
             return None
-        asleep = frozenset(worker.local_rank for worker in orphans if _measure_sleep(worker.pid) > 0.5)
+        asleep = frozenset(worker.local_rank for worker in orphans if measure_sleep(worker.pid) > 0.5)
         if not asleep:
             return None
         message = f"no step for {self._examined_silence:.0f} s"
@@ -515,7 +501,7 @@ class StallMonitor(Service):
             self.forget()
         elif self._silence is None or seconds >= _SILENCE_FACTOR * self._examined_silence:
             self._examined_silence = seconds
-            asleep = frozenset(worker.local_rank for worker in workers if _measure_sleep(worker.pid) > 0.5)
+            asleep = frozenset(worker.local_rank for worker in workers if measure_sleep(worker.pid) > 0.5)
             self._silence = RankStall(now - seconds, message.format(seconds), certain=False, idle=asleep)
             self._stalled = self._examine(self._silence, workers, quiet=True)
             # Only the waits: a pause is no stall, but the collectives may time out before it is one.
@@ -581,7 +567,7 @@ class StallMonitor(Service):
         """Return whether this pod's workers are to be killed now, by the reports of all pods."""
         certain = current.stall.certain
         report = self._report(current.stall)
-        job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
+        job_stall = self.job_stall if self._pod.is_multi_node else sum_up_pod(report)
         if current.kill_at == math.inf and should_kill_workers(report, job_stall, certain=certain):
             current.kill_at = now + self._grace_seconds(has_cause=True)
 
@@ -648,31 +634,31 @@ class StallMonitor(Service):
             )
         return stalled
 
-    def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> _Helper:
+    def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> Helper:
         """Return the state of the thread or the child for which a rank waits."""
         blocked = find_blocked_child(worker.pid)
         if blocked is not None:
             note = (
                 f"its process {blocked.pid} ({blocked.command}) waits until the rank reads its output: the pipe is full"
             )
-            return _Helper(note, remedy=UNREAD_OUTPUT_REMEDY, is_final=True)
+            return Helper(note, remedy=UNREAD_OUTPUT_REMEDY, is_final=True)
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
-            return _Helper()
+            return Helper()
         printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
         if (
             printed is not None
             and printed.origin
             and (stack.waits_for_thread if printed.is_thread else stack.waits_for_process)
         ):
-            return _Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
+            return Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
         child = find_working_child(self._pod, worker) if stack.waits_for_process else None
         if child is not None:
             remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock else ""
             note = f"its {child.name} is in {child.stack.place}"
-            return _Helper(note, child=child, remedy=remedy, is_final=bool(remedy))
+            return Helper(note, child=child, remedy=remedy, is_final=bool(remedy))
         if printed is not None and printed.is_last and not printed.origin:
-            return _Helper(f"the last exception in its log is {printed.text}")
-        return _Helper()
+            return Helper(f"the last exception in its log is {printed.text}")
+        return Helper()
 
     def _measure_standstill(self, worker: WorkerRecord) -> float:
         """Return for how many seconds a rank in I/O has moved no data, at most since it was first found there."""
@@ -682,7 +668,7 @@ class StallMonitor(Service):
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
         """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""
         plan = self._pod.watchdog
-        if plan is None or stack.waits_for_lock or not _measure_sleep(worker.pid):
+        if plan is None or stack.waits_for_lock or not measure_sleep(worker.pid):
             return False
         return self._clock.read(time.monotonic()) - stall.since < plan.checkpoint_seconds
 
@@ -778,33 +764,19 @@ class StallMonitor(Service):
         return calls.pop() if len(calls) == 1 and calls <= _ONE_WAY else ""
 
 
-def _explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollectives) -> _Helper:
+def _explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollectives) -> Helper:
     """Return for which file or process the kernel lets a rank wait, or what the call in which it is should do."""
     wait = find_kernel_wait(worker.pid)
     if wait is not None:
-        return _Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
+        return Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
     if stack.script_frame is not None and stack.script_frame == stack.frames[-1] and sleeps_by_clock(worker.pid):
         polling = explain_polling(stack.script_frame, collectives.paths, worker.pid)
-        return _Helper() if polling is None else _Helper(polling.note, remedy=polling.remedy)
+        return Helper() if polling is None else Helper(polling.note, remedy=polling.remedy)
     call = collectives.call
     if not call.summary or not stack.has_called(call.path, call.function):
-        return _Helper()
+        return Helper()
     remedy = f"find out why the rank does not leave its line, {call.name}(): {call.documentation}"
-    return _Helper(call.summary, remedy=remedy)
-
-
-def _measure_sleep(pid: int) -> float:
-    """Return in which share of several samples a process's main thread sleeps."""
-    count = 0
-    for _ in range(_SAMPLES):
-        count += process_state(pid) in SLEEPING_STATES
-        time.sleep(_SECONDS_BETWEEN_SAMPLES)
-    return count / _SAMPLES
-
-
-def _sum_up(report: StallReport) -> JobStall:
-    """Return the reports of a job with one pod, without a remote root cause."""
-    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None, report.waits)
+    return Helper(call.summary, remedy=remedy)
 
 
 def _identify(stalled: StalledWorker) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ...base.files import is_own_file, log
 from ...base.pod import Pod, WorkerRecord
 from ...contract.names import STACK_LIMIT
 from ...contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, find_family, kill, process_state
+from ...failures.rank_ends import PrintedTraceback
 from ...progress.rank_progress import RankReader
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
@@ -218,6 +219,19 @@ class ChildStack(NamedTuple):
         """What the process is, with its id."""
         is_loader = any(_LOADER_FILE.search(frame.path) for frame in self.stack.frames)
         return f"{'DataLoader worker' if is_loader else 'process'} {self.pid}"
+
+
+class Helper(NamedTuple):
+    """A thread, a child or a file for which a rank may wait: the exception that ended it, or where it is.
+
+    ``is_final``: nobody else could end the wait.
+    """
+
+    note: str = ""
+    dead: PrintedTraceback | None = None
+    child: ChildStack | None = None
+    remedy: str = ""
+    is_final: bool = False
 
 
 def find_working_child(pod: Pod, worker: WorkerRecord) -> ChildStack | None:

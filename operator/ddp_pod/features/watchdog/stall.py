@@ -143,6 +143,11 @@ def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:
     )
 
 
+def sum_up_pod(report: StallReport) -> JobStall:
+    """Return the reports of a job with one pod, without a remote root cause."""
+    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None, report.waits)
+
+
 def group_waits(waits: Sequence[RankWait]) -> tuple[RankWait, ...]:
     """Return one wait for each different collective, the one of the fewest ranks first: at most MOST_WAITS."""
     groups: dict[str, RankWait] = {}

@@ -5,10 +5,11 @@ input, while the rank reads its output. What the kernel does not show to this us
 """
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ...contract.processes import find_family, name_command
+from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state
 from ...failures.text import (
     CHILD_REMEDY,
     FIFO_REMEDY,
@@ -30,6 +31,8 @@ _LOCKS_FILE: Final = "locks_lock_inode"
 _LOCKS_LIMIT: Final = 1 << 18  # characters of the table of locks
 _RECEIVES: Final = ("wait_woken", "sk_wait_data")  # of a TCP connection
 _COMMAND_LIMIT: Final = 60  # characters
+_SAMPLES: Final = 10  # of a process's state
+_SECONDS_BETWEEN_SAMPLES: Final = 0.01
 
 
 class BlockedChild(NamedTuple):
@@ -183,6 +186,15 @@ def _read_link(pid: int, descriptor: int) -> str:
 def sleeps_by_clock(pid: int) -> bool:
     """Return whether the main thread of a process waits for a time, rather than for a device or another process."""
     return _SLEEPS in _read(f"/proc/{pid}/wchan")
+
+
+def measure_sleep(pid: int) -> float:
+    """Return in which share of several samples a process's main thread sleeps."""
+    count = 0
+    for _ in range(_SAMPLES):
+        count += process_state(pid) in SLEEPING_STATES
+        time.sleep(_SECONDS_BETWEEN_SAMPLES)
+    return count / _SAMPLES
 
 
 def _read(path: str) -> str:

@@ -352,7 +352,7 @@ def test_wait_that_nobody_else_could_end_is_no_io(
     frames = [StackFrame("/app/train.py", 31, "score")]
     monkeypatch.setattr(monitor, "collect_stacks", lambda *_, **__: {0: Stack(frames, "")})
     monkeypatch.setattr(monitor, "process_state", lambda _: "S")
-    monkeypatch.setattr(monitor, "_measure_sleep", lambda _: 1.0)
+    monkeypatch.setattr(monitor, "measure_sleep", lambda _: 1.0)
     monkeypatch.setattr(monitor, "find_kernel_wait", lambda _: KernelWait("it reads", "close it", is_final=is_final))
     since = stalls._clock.read(time.monotonic())
     stall = RankStall(since, "no step", certain=False, idle=frozenset({0}))

@@ -555,7 +555,7 @@ def test_exception_of_a_thread_explains_the_wait_for_it_unless_the_script_went_o
 def test_rank_that_may_wait_for_a_dead_helper_is_named_early_and_ended_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_named: bool
 ) -> None:
-    monkeypatch.setattr("ddp_pod.features.watchdog.monitor._measure_sleep", lambda pid: 1.0)
+    monkeypatch.setattr("ddp_pod.features.watchdog.monitor.measure_sleep", lambda pid: 1.0)
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Behind", seconds)
     watched = [stalled.worker for stalled in stalls._stalled]
     assert stalls._find_orphaned(watched) is None, "no exception has ended a helper"
