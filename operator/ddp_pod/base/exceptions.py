@@ -48,8 +48,8 @@ class FailingCode(NamedTuple):
     """What is known of the code that raised an exception; empty texts: unknown.
 
     ``code``: of the script's own line, empty for a check; ``check``: what a library's check requires, or what one of
-    the script refuses; ``values``: of names in these; ``differ``: in what the tensors among the values differ: device,
-    dtype or shape, or ``type``: the message names the dtype of one; ``names``: which names exist instead of one that
+    the script refuses; ``values``: of names in these; ``differ``: in what they do not fit
+    (``Values.find_difference``); ``names``: which names exist instead of one that
     was not found, in ``package``, with its version; ``device``: on which the script's own line has called torch's
     native code for known tensors, empty: it has not.
     """

@@ -4,21 +4,24 @@ import re
 from typing import Final
 
 from ..base.exceptions import ExceptionFacts, FailingCode
-from .kinds import UNFIT_TENSORS, FailureKind
+from .kinds import CODE, UNFIT_TENSORS, VALUES, FailureKind
 from .rules import WorkerEnd
 
+_FIT: Final = "make the shapes fit"
 _CONVERSIONS: Final = {
     "device": "move the tensors to one device",
     "dtype": "convert the tensors (.to(dtype)), or use torch.autocast",
     "type": "convert it (.float(), .to(dtype))",
-    "shape": "make the shapes fit, also of the last, smaller batch (drop_last=True)",
+    "text": "convert the string",
+    "shape": _FIT,
+    "batch": f"{_FIT}, also of the last, smaller batch (drop_last=True)",
 }
-_CERTAIN: Final = ("device", "dtype", "type")
+_CERTAIN: Final = ("device", "dtype", "type", "text")
 # What a message is about, if the facts do not show it.
 _PROPERTIES: Final = {
     "device": re.compile(r"\bdevices?\b|\btorch\.cuda\."),
     "dtype": re.compile(r"\bd?types?\b"),
-    "shape": re.compile(r"(?i)\b(shapes?|sizes?|dim(ension)?s?|channels?|broadcast)\b"),
+    "batch": re.compile(r"(?i)\b(shapes?|sizes?|dim(ension)?s?|channels?|broadcast)\b"),
 }
 # A sentence, or the part after a comma, that begins with what to do. "call stack" and "set of" are nouns.
 _ADVICE: Final = re.compile(
@@ -51,9 +54,10 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     advice = _find_sentence(_ADVICE, message)
     if advice:
         return f"as the message says: {advice}{values}"
-    if failing.check and failing.differ not in _CERTAIN:
+    if failing.check and failing.differ.partition(" ")[0] not in _CERTAIN:
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
-    action = _find_action(failing, end.message if failing.differ or kind is UNFIT_TENSORS else "")
+    about = end.message if failing.differ or kind is UNFIT_TENSORS else ""
+    action = _find_action(failing, about, has_values=bool(end.chain))
     if action:
         return f"{action}: {code}{values}" if values else action
     if facts.is_a("UnboundLocalError"):
@@ -68,6 +72,13 @@ def name_code(end: WorkerEnd) -> str:
     """Return the code of the script that failed; empty: unknown."""
     code = _find_innermost(end).failing.code
     return f"`{code}`" if code else ""
+
+
+def complete_remedy(remedy: str, end: WorkerEnd) -> str:
+    """Return the remedy of a kind with the code that failed, and the values that it got, as far as they are known."""
+    values = _find_innermost(end).failing.values
+    code = name_code(end) or "a wait of the script"
+    return remedy.replace(CODE, code).replace(VALUES, f" ({values})" if values else "")
 
 
 def _find_innermost(end: WorkerEnd) -> ExceptionFacts:
@@ -93,10 +104,15 @@ def _describe_check(failing: FailingCode) -> str:
     return f"fix this line of the script, or what it refuses: {failing.check}{values}"
 
 
-def _find_action(failing: FailingCode, message: str) -> str:
-    """Return what to do about tensors that differ; empty: they do not, or the message is about something else."""
+def _find_action(failing: FailingCode, message: str, *, has_values: bool) -> str:
+    """Return what to do about values that differ; empty: they do not, or the message is about something else."""
+    kind, _, detail = failing.differ.partition(" ")
+    if kind in _CERTAIN:
+        return f"{_CONVERSIONS[kind].partition(' (')[0]} ({detail})" if detail else _CONVERSIONS[kind]
     about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
-    return _CONVERSIONS.get(failing.differ if failing.differ in _CERTAIN else about, "")
+    if not has_values:
+        return _CONVERSIONS.get(about, "")
+    return _CONVERSIONS[kind or "shape"] if about == "batch" else ""
 
 
 def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:

@@ -35,6 +35,7 @@ OUT_OF_MEMORY: Final = Outcome(OOM.name, EXIT_OOM)
 FAULT_OF_NODE: Final = Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
 
 CODE: Final = "<code>"
+VALUES: Final = "<values>"
 NO_DEVICES: Final = "No CUDA GPUs are available"
 # Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
 OTHER_SIZES: Final = re.compile(r"op\.preamble\.length <= op\.nbytes")
@@ -70,7 +71,7 @@ class FailureKind(NamedTuple):
     outcome: Outcome | None = SCRIPT_ERROR
     """None: by the origin of the exception."""
     remedy: str = ""
-    """``CODE`` stands for the code of the script that failed."""
+    """``CODE`` stands for the code of the script that failed, ``VALUES`` for what it got, in brackets if known."""
 
 
 UNKNOWN_KIND: Final = FailureKind("", outcome=None)
@@ -203,7 +204,7 @@ KINDS: Final = (
     HELPER,
     FailureKind(
         "A service that refuses access", statuses=(401, 403, 407),
-        remedy="check that the token or credentials in env (a Secret) are valid and allow this object"),
+        remedy="check that the token or credentials in env (a Secret) allow this object"),
     FailureKind(
         "A missing object of a service", statuses=(404, 410),
         remedy="correct the object's name, revision or address"),
@@ -247,10 +248,10 @@ KINDS: Final = (
         "imports"),
     FailureKind(
         "No working folder", contents=(NO_FOLDER,),
-        remedy="keep the process's working folder, or start in another"),
+        remedy="keep the working folder, or start in another"),
     FailureKind(
         "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
-        remedy="remove the script's line ends of Windows (dos2unix)"),
+        remedy="remove the line ends of Windows (dos2unix)"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
         remedy="correct the path or link (relative ones start at the working directory), mount its volume, or create "
@@ -324,16 +325,15 @@ KINDS: Final = (
         "address: remove it, or name one of `ip address`"),
     FailureKind(
         "Unsupported by torch.compile", types=_COMPILE_ERRORS,
-        remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
-        "-devel image), or set TORCHDYNAMO_DISABLE=1"),
+        remedy="change the line that the message names, install the compiler (gcc, g++; for CUDA a -devel image), or "
+        "set TORCHDYNAMO_DISABLE=1"),
     FailureKind(
         "Text in another encoding", types=("UnicodeError",),
         remedy="read and write text with its encoding: open(…, encoding=…), PYTHONUTF8=1"),
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML at the line in the message; an empty one or a web page is a failed "
-        "download"),
+        remedy="correct it at the line in the message; an empty one or a web page is a failed download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
@@ -344,7 +344,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
-        remedy="see the program's own output above in the log; a negative status is the signal that killed it"),
+        remedy="see its own output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),
@@ -364,7 +364,7 @@ KINDS: Final = (
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
         remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
-        "size; for a CUDA kernel set CUDA_LAUNCH_BLOCKING=1"),
+        "size<values>; for a CUDA kernel set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
         "Builds of torch that differ", outcome=None,
@@ -374,7 +374,7 @@ KINDS: Final = (
     NON_FINITE,
     FailureKind(
         "A key of the store", contents=(STORE_KEY,),
-        remedy="no rank has set that key in time: find the one that should, and what it does instead"),
+        remedy="no rank has set that key in time: find out which should, and why not"),
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
@@ -382,8 +382,11 @@ KINDS: Final = (
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load that of "
-        "this model, in its order"),
+        remedy="the loaded state has other shapes, types or devices than the parameters: load that of this model, in "
+        "its order"),
+    FailureKind(
+        "A batch", outcome=None, types=("RuntimeError", "TypeError"), where=r"[/\\]_utils[/\\]collate\.py",
+        remedy="items differ in size or type, or are None: pad, convert or drop them (collate_fn)<values>"),
     UNFIT_TENSORS,
 )  # fmt: skip
 """The most certain match decides, an errno before a type and words; then the place in this table."""

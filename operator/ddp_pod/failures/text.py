@@ -17,9 +17,9 @@ from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
-from .code_remedies import advise_on_code, advise_on_names, name_code
+from .code_remedies import advise_on_code, advise_on_names, complete_remedy, name_code
 from .crashes import SIGNALS
-from .kinds import CODE, HELPER, UNFIT_TENSORS, UNKNOWN_KIND
+from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
@@ -58,7 +58,7 @@ UNREAD_OUTPUT_REMEDY: Final = (
 )
 OPEN_INPUT_REMEDY: Final = "close the child's input (stdin.close(), communicate()), in every process that has it open"
 OPEN_PIPE_REMEDY: Final = "a reader waits until all have closed the writing end: close it where it is unused"
-FIFO_REMEDY: Final = "start the process that opens the FIFO's other end: the first one waits for it"
+FIFO_REMEDY: Final = "start the process that opens the FIFO's other end"
 CHILD_REMEDY: Final = "find out what the child waits for, and give the wait a timeout"
 FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
 POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
@@ -66,7 +66,7 @@ MISSING_FILE_REMEDY: Final = (
     "let one rank create the file under the path for which all wait: broadcast() a name that each forms itself, or "
     "call barrier() instead"
 )
-SERVICE_REMEDY: Final = "the rank waits for a service that does not respond: check it, and give its calls a timeout"
+SERVICE_REMEDY: Final = "check the service, which does not respond, and give its calls a timeout"
 DDP_FORWARD_REMEDY: Final = (
     "the forward of DistributedDataParallel shares the model's buffers (as of BatchNorm) with all ranks: where only "
     "some evaluate, call model.module, or evaluate on all ranks"
@@ -94,7 +94,7 @@ REPEATED_COMMAND_REMEDY: Final = (
 )
 TIME_LIMIT_REMEDY: Final = "the command timeout ends a program with 124 at its limit: raise it"
 EARLY_EXIT_REMEDY: Final = (
-    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), an "
+    "ranks step together: no rank may leave the loop before its peers (as with data of unequal length), an "
     "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
     "dist.destroy_process_group()"
 )
@@ -105,7 +105,7 @@ def find_advice(text: str) -> str:
     """Return the remedy for an error by its text, as Python prints it; empty if none is known."""
     exception_type, _, message = text.partition(": ")
     judgement = find_kind([complete_facts(ExceptionFacts((exception_type,), message))])
-    return judgement.kind.remedy if judgement is not None else ""
+    return complete_remedy(judgement.kind.remedy, WorkerEnd(1)) if judgement is not None else ""
 
 
 def advise_on_module(name: str, code: CodeConfig | None) -> str:
@@ -178,7 +178,7 @@ def advise(
     is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not module
     on_code = advise_on_code(end, judgement.kind) if is_vague else ""
     if on_code or judgement.kind.remedy:
-        return on_code or judgement.kind.remedy.replace(CODE, name_code(end) or "a wait of the script")
+        return on_code or complete_remedy(judgement.kind.remedy, end)
     if module:
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):

@@ -50,13 +50,13 @@ def find_failing_code(error: BaseException) -> FailingCode:
     """Return what the frames of an exception show. Raises: anything that a source file or a value may cause."""
     traces = list(_list_traces(error.__traceback__))
     own_trace = next((trace for trace in reversed(traces) if not _is_library(trace)), None)
-    if own_trace is None or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
+    if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
         return FailingCode()
-    own = _find_part(error, own_trace)
+    own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
-    if last is not None and last.is_helper and own_trace is not traces[-2]:
+    if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
         last = _find_part(error, traces[-2]) or last
-    required = None if last is None else last.required or _find_value_that_is_none(error, last)
+    required = None if last is None or own_trace is None else last.required or _find_value_that_is_none(error, last)
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
@@ -108,6 +108,9 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     statement, expression = _find_expression(path, position)
     if statement is None:
         return None
+    unpacked = _find_unpacked(statement, position) if isinstance(error, ValueError) else None
+    if unpacked is not None:
+        return _Part(frame, statement, expression or statement, unpacked)
     if isinstance(statement, ast.Assert) and isinstance(error, AssertionError):
         check = statement.test if _is_library(trace) else _negate(statement.test)
         return _Part(frame, statement, statement.test, check, is_refusal=True)
@@ -117,6 +120,18 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     if trace.tb_next is not None and isinstance(statement, ast.Expr) and _is_library(trace):  # it calls a helper
         return _Part(frame, statement, statement, _find_requirement(path, frame.f_code), is_refusal=True)
     return _Part(frame, statement, expression or statement)
+
+
+def _find_unpacked(statement: ast.stmt, position: tuple[int | None, ...]) -> ast.expr | None:
+    """Return how many values the right side of an assignment must have, if its names are at the position."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    for target in targets:
+        if isinstance(target, (ast.Tuple, ast.List)) and _get_position(target) == position:
+            is_open = any(isinstance(name, ast.Starred) for name in target.elts)
+            operator: ast.cmpop = ast.GtE() if is_open else ast.Eq()
+            length = ast.Call(ast.Name("len", ast.Load()), [statement.value], [])  # type: ignore[attr-defined]
+            return ast.Compare(length, [operator], [ast.Constant(len(target.elts) - is_open)])
+    return None
 
 
 def _passes_on(statement: ast.Raise, error: BaseException, frame: FrameType) -> bool:

@@ -45,6 +45,7 @@ class Values:
         self._texts: dict[str, bool] = {}  # and whether it has more than the name of a class
         self._tensors: list[Any] = []
         self._values: list[Any] = []
+        self._strings: list[str] = []  # names of those values
 
     def add(self, frame: FrameType, operands: Iterable[ast.expr], *, tensors_only: bool = False) -> None:
         """Add the values that a frame has for operands, each value once."""
@@ -57,6 +58,8 @@ class Values:
             if value is not None and type(value) not in (bool, int):
                 self._values.append(value)
             name = ast.unparse(node)[:_NAME_LIMIT]
+            if type(value) is str:
+                self._strings.append(name)
             description = describe(value)
             text = f"{name}: {description}"
             if text not in self._texts and name != description:
@@ -76,16 +79,31 @@ class Values:
     def find_difference(self, message: str) -> str:
         """Return in what tensors differ: device, dtype of floating numbers, or shape; empty: there are no two.
 
-        ``type``: none of the first, and a message names the dtype of one, as BFloat16.
+        ``batch``: only in their first sizes, or one has a single row. ``type``: none of the first, and a message names
+        the dtype of one, as BFloat16; with the method that converts to another one that it names. ``text``: there are
+        no tensors, and a message quotes the types of a string and of something else; with the string's name.
         """
         if len({str(tensor.device) for tensor in self._tensors if tensor.dim()}) > 1:
             return "device"
         if len({tensor.dtype for tensor in self._tensors if tensor.is_floating_point()}) > 1:
             return "dtype"
-        names = (tensor.type().rpartition(".")[2].removesuffix("Tensor") for tensor in self._tensors)
-        if any(re.search(rf"\b{name}\b", message) for name in names):
-            return "type"
-        return "shape" if len(self._tensors) > 1 else ""
+        names = {tensor.type().rpartition(".")[2].removesuffix("Tensor") for tensor in self._tensors}
+        named = [
+            word for word in re.findall(r"\b[A-Z]\w+\b", message) if hasattr(sys.modules.get("torch"), f"{word}Tensor")
+        ]
+        if names.intersection(named):
+            expected = next((name for name in named if name not in names), "")
+            return f"type .{expected.lower()}()" if expected else "type"
+        quoted = set(re.findall(r"'(\w+)'", message))
+        if not self._tensors and len(self._strings) == 1 and "str" in quoted and len(quoted) > 1:
+            return f"text {self._strings[0]}"
+        return self._compare_shapes() if len(self._tensors) > 1 else ""
+
+    def _compare_shapes(self) -> str:
+        shapes = [tuple(tensor.shape) for tensor in self._tensors]
+        has_one_row = any(len(shape) > 1 and shape[0] == 1 for shape in shapes)
+        differ_first = len({shape[1:] for shape in shapes}) == 1 and len(set(shapes)) > 1 and all(shapes)
+        return "batch" if has_one_row or differ_first else "shape"
 
 
 def read_operand(frame: FrameType, node: ast.expr) -> tuple[ast.expr, Any]:
@@ -167,16 +185,22 @@ def describe(value: Any) -> str:
     if kind in (int, float):
         return _describe_number(value)
     if kind in (str, bytes, bytearray):
-        return f"{kind.__name__} of {len(value)}"
+        return f"{kind.__name__} of {len(value)}" if value else f"empty {kind.__name__}"
     if kind in (list, tuple, set, frozenset):
         return _describe_sequence(value)
     if is_instance(value, dict):
         return _describe_table(value)
     if (find_module_name(kind), list_names(kind)[0]) == ("numpy", "ndarray"):
-        return f"{value.dtype.name}{list(value.shape)}"
+        return f"{value.dtype.name}{list(value.shape)}{_describe_finiteness(value)}"
     if find_module_name(kind) == "torch" and list_names(kind)[0] in ("dtype", "device", "Size"):
         return str(value)
     return _describe_object(value)
+
+
+def _describe_finiteness(array: Any) -> str:
+    if array.dtype.kind != "f" or not 0 < array.size <= _MOST_ELEMENTS:
+        return ""
+    return "" if bool(sys.modules["numpy"].isfinite(array).all()) else ", not finite"
 
 
 def _describe_object(value: Any) -> str:

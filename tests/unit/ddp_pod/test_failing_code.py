@@ -15,11 +15,14 @@ from multiprocessing.pool import ApplyResult
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import random_split
+from torch.utils.data import default_collate, random_split
 
+from ddp_pod.base.exceptions import FailingCode
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.rank.failing_code import find_failing_code
 from ddp_pod.rank.values import describe
@@ -169,6 +172,56 @@ def scale() -> None:
     shadow["steps"].mul_(0.5).add_(1)
 
 
+def compare_losses() -> None:
+    scores = torch.zeros(4, 3)
+    labels = torch.ones(4)
+    F.nll_loss(scores, labels)
+
+
+def compare_with_text() -> None:
+    settings: dict[str, Any] = {"lr": "3e-4"}
+    settings["lr"] < 0.1  # noqa: B015
+
+
+def split_row() -> None:
+    row = "b,2,3"
+    _, _ = row.split(",")
+
+
+def split_open() -> None:
+    row = "b,2"
+    _, _, _, *_ = row.split(",")
+
+
+def parse_nothing() -> None:
+    row = {"label": ""}
+    int(row["label"])
+
+
+def subtract_array() -> None:
+    mean = np.full(4, np.nan)
+    np.ones((8, 3)) - mean
+
+
+def embed() -> None:
+    tokens = torch.tensor([1, 5, 120])
+    nn.Embedding(100, 8)(tokens)
+
+
+def collate() -> None:
+    default_collate([torch.zeros(3, 10), torch.zeros(3, 11)])
+
+
+def collate_nothing() -> None:
+    default_collate([1, None])
+
+
+def subtract_last() -> None:
+    first = torch.zeros(8, 3)
+    target = torch.zeros(5, 3)
+    first - target
+
+
 def run_loop_in_loop() -> None:
     async def run() -> None:
         coroutine = asyncio.sleep(0)
@@ -204,7 +257,7 @@ def compute_with_text() -> None:
         (add, ": `first + second` (first: float32[4, 10], second: float32[3, 10])"),
         (
             add_in_library,
-            "(drop_last=True): `net(torch.zeros(2, 8))` (input: float32[2, 16], self.weight: float32[4, 10]",
+            "make the shapes fit: `net(torch.zeros(2, 8))` (input: float32[2, 16], self.weight: float32[4, 10]",
         ),
         (mix_types, "or use torch.autocast: `nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))` (input: float32"),
         (mix_devices, "move the tensors to one device: "),
@@ -213,9 +266,22 @@ def compute_with_text() -> None:
         (call_unwrapped, "Layers is not wrapped (omit .module): correct the name"),
         (optimize_list, "net: Layers without parameters (layers is a plain list of 2 modules: use nn.ModuleList)"),
         (store_scores, "convert it (.float(), .to(dtype)): `scores.cpu().numpy()` (scores: bfloat16[4, 3])"),
-        (scale, "convert it (.float(), .to(dtype)): `shadow['steps'].mul_(0.5)` (shadow['steps']: int64[] of 7)"),
+        (scale, "convert it (.float()): `shadow['steps'].mul_(0.5)` (shadow['steps']: int64[] of 7)"),
         (run_loop_in_loop, "as the message says: asyncio.run() cannot be called from a running event loop"),
         (compute_with_text, "(password: str of 13)"),
+        (
+            compare_losses,
+            "convert it (.long()): `F.nll_loss(scores, labels)` (input: float32[4, 3], target: float32[4])",
+        ),
+        (compare_with_text, "convert the string (settings['lr']): `settings['lr'] < 0.1` (settings['lr']: str of 4)"),
+        (split_row, "meet what `row.split(',')` requires: len(row.split(',')) == 2 (row: str of 5)"),
+        (split_open, "requires: len(row.split(',')) >= 3 (row: str of 3)"),
+        (parse_nothing, "`int(row['label'])` (row['label']: empty str)"),
+        (subtract_array, "make the shapes fit: `np.ones((8, 3)) - mean` (mean: float64[4], not finite)"),
+        (embed, "compare it with the layer's size (weight: float32[100, 8], input: int64[3] of 1 to 120)"),
+        (collate, "pad, convert or drop them (collate_fn) (batch: [float32[3, 10], float32[3, 11]])"),
+        (collate_nothing, "or are None: pad, convert or drop them (collate_fn)"),
+        (subtract_last, "also of the last, smaller batch (drop_last=True): `first - target` (first: float32[8, 3]"),
     ],
 )
 def test_code_that_failed_shows_what_to_change(work: Callable[[], None], remedy: str, tmp_path: Path) -> None:
@@ -240,6 +306,20 @@ def test_refusal_of_tensors_on_the_cpu_is_final_unless_it_is_about_their_numbers
 
     assert examine(scale, tmp_path).container_exit_code == EXIT_USER_ERROR
     assert examine(sample, tmp_path).container_exit_code == EXIT_RETRYABLE
+
+
+def test_library_without_a_line_of_the_script_shows_tensors_alone() -> None:
+    def check(error: BaseException) -> FailingCode:
+        trace = error.__traceback__
+        while trace is not None and "site-packages" not in trace.tb_frame.f_code.co_filename:
+            trace = trace.tb_next
+        return find_failing_code(error.with_traceback(trace))
+
+    tensors = [torch.zeros(3, 10), torch.zeros(3, 11)]
+    failing = check(catch(lambda: default_collate(tensors)))
+    assert (failing.code, failing.values) == ("", "batch: [float32[3, 10], float32[3, 11]]")
+    failing = check(catch(lambda: nn.GroupNorm(4, 10)))
+    assert failing == FailingCode()
 
 
 def test_statements_of_one_line_are_told_apart() -> None:
