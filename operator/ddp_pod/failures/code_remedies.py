@@ -57,7 +57,7 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     if failing.check and failing.differ.partition(" ")[0] not in _CERTAIN:
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
     about = end.message if failing.differ or kind is UNFIT_TENSORS else ""
-    action = _find_action(failing, about, has_values=bool(end.chain))
+    action = _find_action(failing, about, has_values=bool(values))
     if action:
         return f"{action}: {code}{values}" if values else action
     if facts.is_a("UnboundLocalError"):

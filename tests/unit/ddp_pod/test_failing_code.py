@@ -216,6 +216,10 @@ def collate_nothing() -> None:
     default_collate([1, None])
 
 
+def normalize_one() -> None:
+    nn.BatchNorm1d(4)(torch.randn(1, 4))
+
+
 def subtract_last() -> None:
     first = torch.zeros(8, 3)
     target = torch.zeros(5, 3)
@@ -281,6 +285,7 @@ def compute_with_text() -> None:
         (embed, "compare it with the layer's size (weight: float32[100, 8], input: int64[3] of 1 to 120)"),
         (collate, "pad, convert or drop them (collate_fn) (batch: [float32[3, 10], float32[3, 11]])"),
         (collate_nothing, "or are None: pad, convert or drop them (collate_fn)"),
+        (normalize_one, "also of the last, smaller batch (drop_last=True)"),
         (subtract_last, "also of the last, smaller batch (drop_last=True): `first - target` (first: float32[8, 3]"),
     ],
 )
