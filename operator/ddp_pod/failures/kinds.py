@@ -333,7 +333,8 @@ KINDS: Final = (
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct it at the line in the message; an empty one or a web page is a failed download"),
+        remedy="correct the JSON, YAML or TOML at the line in the message; an empty one or a web page is a failed "
+        "download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
@@ -374,7 +375,7 @@ KINDS: Final = (
     NON_FINITE,
     FailureKind(
         "A key of the store", contents=(STORE_KEY,),
-        remedy="no rank has set that key in time: find out which should, and why not"),
+        remedy="no rank has set that key in time: find out why"),
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),

@@ -136,7 +136,7 @@ EXCEPTIONS = {
         ("triton.runtime.errors.OutOfResources: out of resource: shared memory, 131072", "fix the line"),
         ("torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found", "gcc"),
         ("torch._dynamo.exc.Unsupported: Failed to trace", "TORCHDYNAMO_DISABLE"),
-        ("json.decoder.JSONDecodeError: Expecting value", "correct it at the line"),
+        ("json.decoder.JSONDecodeError: Expecting value", "correct the JSON"),
         ("subprocess.CalledProcessError: Command 'x' died", "output above"),
         ("RuntimeError: Expected one of cpu, cuda at start of device string: gpu", "fix the line"),
         ("ValueError: DistributedDataParallel device_ids and output_device arguments only work with", "fix the line"),
