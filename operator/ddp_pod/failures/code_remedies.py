@@ -51,6 +51,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     code = f"`{failing.code}`" if failing.code else "the script"
     if failing.names:
         return _advise_on_names(failing)
+    if failing.variant:
+        values = f"{values}; see also {failing.variant}"
     advice = _find_sentence(_ADVICE, message)
     if advice:
         return f"as the message says: {advice}{values}"
@@ -59,12 +61,15 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     about = end.message if failing.differ or kind is UNFIT_TENSORS else ""
     action = _find_action(failing, about, has_values=bool(values))
     if action:
-        return f"{action}: {code}{values}" if values else action
+        place = f": {code}" if failing.code else ""
+        return f"{action}{place}{values}"
     if facts.is_a("UnboundLocalError"):
         return f"assign {code} on every path to this line of the script"
     requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
     if requirement:
         return f"as the message says: {requirement}{values}"
+    if failing.documentation:
+        return f"see {code}, which the library documents: {failing.documentation}{values}"
     return f"fix this line of the script, or what it gets: {code}{values}" if values else ""
 
 

@@ -103,8 +103,8 @@ HELPER: Final = FailureKind(
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed or crashed: see its error, raise "
-        "the container memory limit, or use smaller workers")  # fmt: skip
+        remedy="a DataLoader worker or helper process was killed or crashed: see its error, raise the "
+        "container memory limit, or use smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
@@ -126,7 +126,7 @@ TERMINAL: Final = FailureKind(
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()")  # fmt: skip
 UNFIT_TENSORS: Final = FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
-        remedy="compare the tensors' shapes, types and devices with the message, also of the last, smaller batch "
+        remedy="compare shapes, types and devices with the message, also of the last, smaller batch "
         "(drop_last=True)")  # fmt: skip
 KINDS: Final = (
     FailureKind(
@@ -183,8 +183,8 @@ KINDS: Final = (
         "template.spec.securityContext"),
     FailureKind(
         "An existing path", errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or rank 0 alone before "
-        "a dist.barrier(); let each rank write its own files"),
+        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or on rank 0 before "
+        "dist.barrier(); or one file for each rank"),
     FailureKind(
         "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),
@@ -255,7 +255,7 @@ KINDS: Final = (
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
         remedy="correct the path or link (relative ones start at the working directory), mount its volume, or create "
-        "its folder; if another rank writes or moves it, wait (dist.barrier())"),
+        "its folder; if another rank creates it, wait (dist.barrier())"),
     TERMINAL,
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
@@ -266,8 +266,8 @@ KINDS: Final = (
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
         words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
         r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
-        remedy="the file is incomplete or of another format: delete it, resume from an earlier checkpoint, and write "
-        "to a temporary name before os.replace()"),
+        remedy="the file is incomplete or of another format: delete it, resume from an earlier one, and write to a "
+        "temporary name before os.replace()"),
     FailureKind(
         "A pickle of code that is absent", outcome=FATAL, contents=(PICKLED_NAME,),
         remedy="the file was pickled with code that is absent: add its folder to PYTHONPATH, or write it again as "
@@ -297,9 +297,12 @@ KINDS: Final = (
         remedy="start processes and loaders only under if __name__ == '__main__':"),
     FailureKind(
         "Parameters without a gradient in DDP", outcome=FATAL,
-        words="Expected to have finished reduction|Expected to mark a variable ready only once",
+        words="Expected to have finished reduction",
         remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "
         "find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
+    FailureKind(
+        "Parameters used twice in DDP", words="mark a variable ready only once", outcome=FATAL,
+        remedy="a parameter gets two gradients at once: checkpoint(use_reentrant=False), or static_graph=True"),
     FailureKind(
         "No gradients", contents=(NO_GRADIENTS,),
         remedy="call backward() before the step, and zero_grad() after it"),
@@ -311,8 +314,8 @@ KINDS: Final = (
     FailureKind(
         "Objects that cannot be pickled", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
-        remedy="objects are pickled for spawned processes and DataLoader workers: define functions and classes at the "
-        "top level of a module, and open files there"),
+        remedy="objects for spawned processes and DataLoader workers are pickled: define functions and classes at "
+        "a module's top level, open files there"),
     FailureKind(
         "An unknown user", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
@@ -333,8 +336,8 @@ KINDS: Final = (
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML at the line in the message; an empty one or a web page is a failed "
-        "download"),
+        remedy="correct the JSON, YAML or TOML at the line in the message (a tag: for another loader); an empty one "
+        "or a web page is a failed download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
@@ -365,7 +368,7 @@ KINDS: Final = (
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
         remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
-        "size<values>; for a CUDA kernel set CUDA_LAUNCH_BLOCKING=1"),
+        "size<values>; on CUDA set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
         "Builds of torch that differ", outcome=None,

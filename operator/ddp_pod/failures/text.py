@@ -50,8 +50,8 @@ FABRIC_REMEDY: Final = (
     "(docs/scaling.md); without spec.network.require the job trains on any transport"
 )
 INHERITED_LOCK_REMEDY: Final = (
-    "a forked process may have a lock that a thread of its parent held, and nobody releases it there: start that "
-    "thread later, or use multiprocessing_context='spawn'"
+    "a forked process lacks the threads of its parent, with the locks they held and their work: start it before them, "
+    "or by spawn (multiprocessing.get_context, multiprocessing_context)"
 )
 UNREAD_OUTPUT_REMEDY: Final = (
     "read the child's output while it runs (communicate(), a thread), or let it write to a file"

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
+from .collation import find_collation
+from .library_calls import read_documentation
 from .near_names import find_names
 from .values import MISSING, Values, is_native_function, is_tensor_value, read_operand
 
@@ -49,6 +51,9 @@ class _Part(NamedTuple):
 def find_failing_code(error: BaseException) -> FailingCode:
     """Return what the frames of an exception show. Raises: anything that a source file or a value may cause."""
     traces = list(_list_traces(error.__traceback__))
+    collation = find_collation(traces)
+    if collation is not None:
+        return collation
     own_trace = next((trace for trace in reversed(traces) if not _is_library(trace)), None)
     if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
         return FailingCode()
@@ -74,7 +79,17 @@ def find_failing_code(error: BaseException) -> FailingCode:
         values.find_difference(str(error) if isinstance(error, (RuntimeError, TypeError, ValueError)) else ""),
         *(find_names(error, last.frame, last.expression) if last is not None else ("", "")),
         values.device if own is not None and own is last and _is_native(own) else "",
+        _find_variant(traces[-1]) if own_trace is not traces[-1] else "",
+        read_documentation(traces[-1].tb_frame.f_code),
     )
+
+
+def _find_variant(trace: TracebackType) -> str:
+    """Return the function beside the one that raised whose name adds what it takes, as ``…_with_logits``."""
+    frame = trace.tb_frame
+    beginning = f"{frame.f_code.co_name}_with_"
+    names = [name for name, value in frame.f_globals.items() if name.startswith(beginning) and callable(value)]
+    return names[0] if len(names) == 1 else ""
 
 
 def _list_traces(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -215,6 +230,8 @@ def _find_requirement(path: list[ast.AST], code: CodeType) -> ast.expr | None:
     is_met = path[-1] in guard.body
     if not LIBRARY.search(code.co_filename):
         return guard.test if is_met else _negate(guard.test)
+    if any(isinstance(node, ast.Attribute) and node.attr.startswith("_") for node in ast.walk(guard.test)):
+        return None  # the library's own state
     names = {node.id for node in ast.walk(guard.test) if isinstance(node, ast.Name)}
     computed = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
     required = _negate(guard.test) if is_met else guard.test

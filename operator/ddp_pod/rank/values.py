@@ -44,6 +44,7 @@ class Values:
     def __init__(self) -> None:
         self._texts: dict[str, bool] = {}  # and whether it has more than the name of a class
         self._tensors: list[Any] = []
+        self._tensors_of_texts: dict[str, Any] = {}
         self._values: list[Any] = []
         self._strings: list[str] = []  # names of those values
 
@@ -65,10 +66,19 @@ class Values:
             if text not in self._texts and name != description:
                 self._texts[text] = not text.endswith(f": {list_names(type(value))[0]}")
                 self._tensors += tensors
+                self._tensors_of_texts |= dict.fromkeys([text], tensors[0]) if is_tensor_value(value) else {}
 
     def list_texts(self) -> list[str]:
-        """Return the texts; those with mere names of classes only if there is no other."""
-        return [text for text, is_detailed in self._texts.items() if is_detailed] or list(self._texts)
+        """Return the texts; those with mere names of classes only if there is no other.
+
+        Tensors of equal shapes may differ in their numbers alone, which are then shown for floating ones, too.
+        """
+        texts = [text for text, is_detailed in self._texts.items() if is_detailed] or list(self._texts)
+        shown = self._tensors_of_texts if self._have_equal_shapes() else {}
+        return [f"{text}{_describe_range(shown[text])}" if text in shown else text for text in texts]
+
+    def _have_equal_shapes(self) -> bool:
+        return len(self._tensors) > 1 and len({tuple(tensor.shape) for tensor in self._tensors}) == 1
 
     @property
     def device(self) -> str:
@@ -170,6 +180,21 @@ def is_native_function(module: Any, name: str) -> bool:
     return is_torch and type(vars(module).get(name)) is BuiltinFunctionType
 
 
+def describe_type(value: Any) -> str:
+    """Return dtype and shape of a tensor or an array, or None; empty for other values."""
+    if value is None:
+        return str(value)
+    if _is_array(value):
+        return f"{value.dtype.name}{list(value.shape)}"
+    tensors = [] if type(value) in (list, tuple) else _list_tensors(value)
+    return _describe_layout(tensors[0]) if tensors else ""
+
+
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    return (find_module_name(kind), list_names(kind)[0]) == ("numpy", "ndarray")
+
+
 def _list_tensors(value: Any) -> list[Any]:
     torch: Any = sys.modules.get("torch")
     values = value[:_MOST_ITEMS] if type(value) in (list, tuple) else [value]
@@ -190,8 +215,8 @@ def describe(value: Any) -> str:
         return _describe_sequence(value)
     if is_instance(value, dict):
         return _describe_table(value)
-    if (find_module_name(kind), list_names(kind)[0]) == ("numpy", "ndarray"):
-        return f"{value.dtype.name}{list(value.shape)}{_describe_finiteness(value)}"
+    if _is_array(value):
+        return f"{describe_type(value)}{_describe_finiteness(value)}"
     if find_module_name(kind) == "torch" and list_names(kind)[0] in ("dtype", "device", "Size"):
         return str(value)
     return _describe_object(value)
@@ -238,10 +263,16 @@ def _quote(texts: list[str]) -> str:
 
 
 def _describe_tensor(tensor: Any) -> str:
-    text = str(tensor.dtype).removeprefix("torch.")
+    text = _describe_layout(tensor)
     with suppress(RuntimeError):  # not every type of tensors has every operation
-        text = f"{text}{list(tensor.shape)}"
         text = f"{text}{_describe_numbers(tensor)}"
+    return text
+
+
+def _describe_layout(tensor: Any) -> str:
+    text = str(tensor.dtype).removeprefix("torch.")
+    with suppress(RuntimeError):
+        text = f"{text}{list(tensor.shape)}"
     return text
 
 
@@ -261,3 +292,14 @@ def _describe_numbers(tensor: Any) -> str:
             return ""
         low, high = (int(end) for end in tensor.aminmax())
     return f" of {low} to {high}"
+
+
+def _describe_range(tensor: Any) -> str:
+    """Return between which numbers those of a floating tensor are; empty if that is not simple to find."""
+    torch = sys.modules["torch"]
+    with suppress(RuntimeError), bypass_modes(torch), torch.no_grad():
+        is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_floating_point()
+        if is_plain and 1 < tensor.numel() <= _MOST_ELEMENTS and bool(tensor.isfinite().all()):
+            low, high = (float(end) for end in tensor.aminmax())
+            return f" of {low:.3g} to {high:.3g}"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import enum
 import importlib
 import random
@@ -20,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import default_collate, random_split
+from torch.utils.data import DataLoader, default_collate, random_split
 
 from ddp_pod.base.exceptions import FailingCode
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
@@ -441,3 +442,49 @@ def test_loops_and_blocks_in_one_line_are_told_apart(tmp_path: Path) -> None:
 )
 def test_values_are_described_without_their_content(value: object, text: str) -> None:
     assert describe(value) == text
+
+
+def collate(samples: list[Any]) -> None:
+    list(DataLoader(samples, batch_size=len(samples)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([(torch.zeros(3), 1)] * 3 + [None], "the batch: 3 of (float32[3], int), 1 of None"),
+        ([{"x": torch.zeros(3)}, {"x": torch.zeros(4)}], "the batch: 1 of {x: float32[3]}, 1 of {x: float32[4]}"),
+        ([[1, 2], [1, 2, 3]], "the batch: 1 of [int, int], 1 of [int, int, int]"),
+    ],
+)
+def test_samples_that_cannot_be_combined_are_described(samples: list[Any], text: str, tmp_path: Path) -> None:
+    remedy = examine(lambda: collate(samples), tmp_path).remedy
+    assert remedy == f"items differ in size or type, or are None: pad, convert or drop them (collate_fn) ({text})"
+
+
+def test_sample_of_a_type_that_cannot_be_combined_is_described() -> None:
+    failing = find_failing_code(catch(lambda: collate([Settings()] * 2)))
+    assert failing.values == "the batch: 2 of Settings"
+
+
+def score() -> None:
+    scores = torch.tensor([-2.5, 0.5, 3.25])
+    labels = torch.tensor([0.0, 1.0, 1.0])
+    nn.functional.binary_cross_entropy(scores, labels)
+
+
+def test_numbers_of_tensors_with_equal_shapes_and_the_variant_of_the_function_are_shown(tmp_path: Path) -> None:
+    remedy = examine(score, tmp_path).remedy
+    assert "input: float32[3] of -2.5 to 3.25, target: float32[3] of 0 to 1" in remedy
+    assert remedy.endswith("; see also binary_cross_entropy_with_logits")
+
+
+def find_loop() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.get_event_loop).result()
+
+
+def test_own_state_of_a_library_is_no_requirement_for_a_script(tmp_path: Path) -> None:
+    failure = examine(find_loop, tmp_path)
+    assert "There is no current event loop" in failure.message
+    assert "self._local" not in failure.remedy
+    assert "Get the event loop for the current context." in failure.remedy

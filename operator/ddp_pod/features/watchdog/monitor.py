@@ -61,7 +61,14 @@ from .stall import (
     sum_up_pod,
 )
 from .standstill import Standstill
-from .wait_channels import find_blocked_child, find_kernel_wait, identify_wait, measure_sleep, sleeps_by_clock
+from .wait_channels import (
+    find_blocked_child,
+    find_kernel_wait,
+    identify_wait,
+    measure_sleep,
+    sleeps_by_clock,
+    waits_for_missing_thread,
+)
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
@@ -653,8 +660,10 @@ class StallMonitor(Service):
             return Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
         child = find_working_child(self._pod, worker) if stack.waits_for_process else None
         if child is not None:
-            remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock else ""
+            lacks_thread = waits_for_missing_thread(child.pid)
+            remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock or lacks_thread else ""
             note = f"its {child.name} is in {child.stack.place}"
+            note += ", which waits for another thread, and has none" if lacks_thread else ""
             return Helper(note, child=child, remedy=remedy, is_final=bool(remedy))
         if printed is not None and printed.is_last and not printed.origin:
             return Helper(f"the last exception in its log is {printed.text}")

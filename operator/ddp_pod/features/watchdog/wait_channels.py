@@ -30,6 +30,10 @@ _OPENS_PIPE: Final = "wait_for_partner"
 _LOCKS_FILE: Final = "locks_lock_inode"
 _LOCKS_LIMIT: Final = 1 << 18  # characters of the table of locks
 _RECEIVES: Final = ("wait_woken", "sk_wait_data")  # of a TCP connection
+_FUTEX: Final = "futex"
+_FUTEX_PRIVATE: Final = 128
+_FUTEX_COMMAND: Final = 127
+_FUTEX_WAITS: Final = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
 _COMMAND_LIMIT: Final = 60  # characters
 _SAMPLES: Final = 10  # of a process's state
 _SECONDS_BETWEEN_SAMPLES: Final = 0.01
@@ -168,10 +172,10 @@ def _read_command(pid: int) -> str:
     return name_command(_read(f"/proc/{pid}/cmdline").split("\0"))
 
 
-def _read_arguments(pid: int) -> list[int]:
-    """Return the arguments of the system call in which a process waits; empty: unknown."""
+def _read_arguments(pid: int, count: int = 3) -> list[int]:
+    """Return the first arguments of the system call in which a process waits; empty: unknown."""
     try:
-        return [int(value, 16) for value in _read(f"/proc/{pid}/syscall").split()[1:4]]
+        return [int(value, 16) for value in _read(f"/proc/{pid}/syscall").split()[1 : 1 + count]]
     except ValueError:
         return []
 
@@ -181,6 +185,26 @@ def _read_link(pid: int, descriptor: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:
         return ""
+
+
+def waits_for_missing_thread(pid: int) -> bool:
+    """Return whether a process waits without limit for another of its threads, and has none.
+
+    So it was forked while a thread of its parent had a lock or a task, or it holds the lock itself. A private futex is
+    of one process alone (futex(2), FUTEX_PRIVATE_FLAG).
+    """
+    arguments = _read_arguments(pid, 4)
+    if _FUTEX not in _read(f"/proc/{pid}/wchan") or len(arguments) < 4 or _count_threads(pid) != 1:
+        return False
+    operation, timeout = arguments[1], arguments[3]
+    return bool(operation & _FUTEX_PRIVATE) and operation & _FUTEX_COMMAND in _FUTEX_WAITS and timeout == 0
+
+
+def _count_threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def sleeps_by_clock(pid: int) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.contract.processes import find_family
 from ddp_pod.failures.text import (
     CHILD_REMEDY,
     FIFO_REMEDY,
@@ -23,7 +24,12 @@ from ddp_pod.failures.text import (
     OPEN_PIPE_REMEDY,
     SERVICE_REMEDY,
 )
-from ddp_pod.features.watchdog.wait_channels import KernelWait, find_kernel_wait, identify_wait
+from ddp_pod.features.watchdog.wait_channels import (
+    KernelWait,
+    find_kernel_wait,
+    identify_wait,
+    waits_for_missing_thread,
+)
 
 START = "import fcntl, os, socket, sys, time\nfrom subprocess import PIPE, Popen\n"
 PIPES = START + "child = Popen({command}, stdin=PIPE, stdout=PIPE)\n"
@@ -136,3 +142,37 @@ def test_same_wait_of_another_process_has_the_same_identity(tmp_path: Path) -> N
 
 def test_unknown_wait_has_no_identity() -> None:
     assert identify_wait(2**22 + 1) == ""
+
+
+LOCK = """import os, threading, time
+lock = threading.Lock()
+holder = threading.Thread(target=lambda: (lock.acquire(), time.sleep(600)), daemon=True)
+holder.start()
+while not lock.locked():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "is_missing"),
+    [
+        ("os.fork() or lock.acquire()\ntime.sleep(600)", True),
+        ("os.fork() or lock.acquire(timeout=500)\ntime.sleep(600)", False),
+        ("os.fork() or time.sleep(600)\ntime.sleep(600)", False),
+        ("lock.acquire()", False),
+    ],
+)
+def test_lock_of_a_thread_that_was_not_forked_is_never_released(wait: str, *, is_missing: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOCK + wait], start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            pids: list[int] = []
+            while len(pids) < 1 + wait.count("fork") and time.monotonic() < deadline:
+                pids = find_family(process.pid)
+            seen = [waits_for_missing_thread(pids[-1])]
+            while seen.count(is_missing) < 10 and time.monotonic() < deadline:  # it has not begun to wait
+                time.sleep(0.05)
+                seen.append(waits_for_missing_thread(pids[-1]))
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert seen[-10:] == [is_missing] * 10
