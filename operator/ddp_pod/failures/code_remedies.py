@@ -53,7 +53,9 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
         return _advise_on_names(failing)
     if failing.variant:
         values = f"{values}; see also {failing.variant}"
-    advice = _find_sentence(_ADVICE, message)
+    requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
+    # A library's text is for its users, rather than its code.
+    advice = _find_sentence(_ADVICE, message) or (requirement if failing.check else "")
     if advice:
         return f"as the message says: {advice}{values}"
     if failing.check and failing.differ.partition(" ")[0] not in _CERTAIN:
@@ -65,7 +67,6 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
         return f"{action}{place}{values}"
     if facts.is_a("UnboundLocalError"):
         return f"assign {code} on every path to this line of the script"
-    requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
     if requirement:
         return f"as the message says: {requirement}{values}"
     if failing.documentation:

@@ -33,7 +33,7 @@ _COLLISION: Final = re.compile(
     r"|[Uu]nable to (?:create|acquire|lock) .*lock|could not lock config file|Waiting for cache lock"
 )
 # The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
-_USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
+_USAGE: Final = re.compile(r"^usage: .*^(?P<line>[^\n]*: error: [^\n]*)", re.I | re.M | re.S)
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
@@ -142,7 +142,13 @@ def advise_on_line(line: str) -> str:
 
 def is_usage(text: str, exit_code: int) -> bool:
     """Return whether a program's last lines are its usage, after wrong arguments."""
-    return exit_code == 2 and bool(_USAGE.search(text))
+    return bool(find_usage_error(text, exit_code))
+
+
+def find_usage_error(text: str, exit_code: int) -> str:
+    """Return the line that refuses the arguments, after a program's usage: others of ``make`` may follow."""
+    usage = _USAGE.search(text) if exit_code == 2 else None
+    return usage["line"] if usage is not None else ""
 
 
 def is_native_crash(exit_code: int) -> bool:

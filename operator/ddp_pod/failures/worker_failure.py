@@ -77,6 +77,7 @@ from .text import (
     describe_exit,
     describe_worker_failure,
     find_signal,
+    find_usage_error,
     is_native_crash,
 )
 
@@ -512,11 +513,15 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         traceback = crash.text
         failure = replace(failure, message=": ".join(filter(None, (failure.message, crash.note))))
     exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
+    dead = find_dead_helper(last_lines) if not exceptions and failure.evidence == EVIDENCE_EXIT_CODE else None
+    if dead is not None and dead.is_last:  # the program has ended because of it
+        exceptions = [[ExceptionFacts((dead.exception_type,), dead.message)]]
     if not exceptions:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
         message = failure.message
         if failure.evidence == EVIDENCE_EXIT_CODE and last_lines.strip():
-            message += f"; its last line: {last_lines.strip().splitlines()[-1][:_CAUSE_LIMIT]!r}"
+            line = find_usage_error(last_lines, exit_code) or last_lines.strip().splitlines()[-1]
+            message += f"; its last line: {line[:_CAUSE_LIMIT]!r}"
         return replace(failure, message=message, traceback=traceback, remedy=remedy)
 
     reported = WorkerEnd(

@@ -7,7 +7,7 @@ import ast
 import linecache
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,7 @@ from .collation import find_collation
 from .library_calls import read_documentation
 from .near_names import find_names
 from .values import MISSING, Values, is_native_function, is_tensor_value, read_operand
+from .ways import Root, find_way
 
 _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
 _MOST_VALUES: Final = 6
@@ -65,11 +66,12 @@ def find_failing_code(error: BaseException) -> FailingCode:
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
+    find_name = partial(find_way, [] if own is None or own is last else _list_roots(own))
     if last is not None and required is not None:
-        values.add(last.frame, _list_operands(required))
+        values.add(last.frame, _list_operands(required), find_name)
         required = required if values.list_texts() or isinstance(error, (AttributeError, TypeError)) else None
     elif last is not None and last is not own and not last.is_refusal:
-        values.add(last.frame, _list_operands(last.expression), tensors_only=True)
+        values.add(last.frame, _list_operands(last.expression), find_name, tensors_only=True)
     if own is not None and code:
         values.add(own.frame, _list_operands(own.expression))
     return FailingCode(
@@ -90,6 +92,12 @@ def _find_variant(trace: TracebackType) -> str:
     beginning = f"{frame.f_code.co_name}_with_"
     names = [name for name, value in frame.f_globals.items() if name.startswith(beginning) and callable(value)]
     return names[0] if len(names) == 1 else ""
+
+
+def _list_roots(own: _Part) -> list[Root]:
+    """Return the values of the script's own line that have a name there."""
+    known = (read_operand(own.frame, operand) for operand in islice(_list_operands(own.expression), _MOST_VALUES))
+    return [Root(ast.unparse(node), value) for node, value in known if value is not MISSING]
 
 
 def _list_traces(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -27,6 +27,7 @@ _MOST_COMPARED: Final = 2000  # names: a vocabulary has a million, and a compari
 _LENGTH: Final = 40  # characters of a name
 _NEAR: Final = 0.7  # of difflib's ratio
 _ARGUMENT: Final = re.compile(r"(?:unexpected keyword|missing \d+ required \S+) arguments?:? '([^']+)'")
+_PLAIN_KEYS: Final = (str, int, float, bool, bytes, type(None))
 _NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
 
 
@@ -45,6 +46,8 @@ def find_names(error: BaseException, frame: FrameType, code: ast.AST) -> Names:
         return Names(_find_variables(error, frame))
     if isinstance(error, AttributeError):
         return _find_attributes(getattr(error, "obj", MISSING), getattr(error, "name", None))
+    if isinstance(code, ast.ImportFrom) and code.level and not frame.f_globals.get("__package__"):
+        return Names(_explain_relative_import(code))
     if isinstance(error, ImportError):
         missing = _NOT_IMPORTED.match(str(error))
         return _find_attributes(sys.modules.get(error.name or ""), missing[1]) if missing else Names()
@@ -69,13 +72,22 @@ def _list_near(name: str, names: Iterable[Any]) -> list[str]:
 
 def _find_keys(error: KeyError, frame: FrameType, code: ast.AST) -> str:
     key = error.args[0] if error.args else None
-    for node in ast.walk(code) if type(key) in (str, int) else ():
+    for node in ast.walk(code) if type(key) in _PLAIN_KEYS else ():
         if not isinstance(node, ast.Subscript):
             continue
         part, table = read_operand(frame, node.value)
         if part is node.value and is_instance(table, dict) and not dict.__contains__(table, key):
-            return f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), table)}"
+            text = f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), table)}"
+            kinds = {type(known) for known in islice(dict.keys(table), _MOST_COMPARED)}
+            is_other = len(kinds) == 1 and type(key) not in kinds
+            return f"{text}, keys of type {kinds.pop().__name__}, not {type(key).__name__}" if is_other else text
     return ""
+
+
+def _explain_relative_import(code: ast.ImportFrom) -> str:
+    """Return what to do about a relative import in a file that runs as a program, and so in no package."""
+    module = code.module or ", ".join(alias.name for alias in code.names)
+    return f"import {module} without the dot, or start the file within its package (python -m): it runs as a program"
 
 
 def _list_keys(key: str, table: dict[Any, Any]) -> str:

@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
@@ -48,8 +48,18 @@ class Values:
         self._values: list[Any] = []
         self._strings: list[str] = []  # names of those values
 
-    def add(self, frame: FrameType, operands: Iterable[ast.expr], *, tensors_only: bool = False) -> None:
-        """Add the values that a frame has for operands, each value once."""
+    def add(
+        self,
+        frame: FrameType,
+        operands: Iterable[ast.expr],
+        find_name: Callable[[Any], str] = lambda value: "",
+        *,
+        tensors_only: bool = False,
+    ) -> None:
+        """Add the values that a frame has for operands, each value once.
+
+        ``find_name``: returns what the script calls a value of a library's function; empty: it has no name for it.
+        """
         for operand in islice(operands, _MOST_OPERANDS):
             node, value = read_operand(frame, operand)
             tensors = _list_tensors(value)
@@ -58,7 +68,7 @@ class Values:
                 continue
             if value is not None and type(value) not in (bool, int):
                 self._values.append(value)
-            name = ast.unparse(node)[:_NAME_LIMIT]
+            name = (find_name(value) or ast.unparse(node))[:_NAME_LIMIT]
             if type(value) is str:
                 self._strings.append(name)
             description = describe(value)

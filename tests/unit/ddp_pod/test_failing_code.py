@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import copy
 import enum
 import importlib
 import random
+import runpy
 import textwrap
 import threading
 import warnings
@@ -262,7 +264,7 @@ def compute_with_text() -> None:
         (add, ": `first + second` (first: float32[4, 10], second: float32[3, 10])"),
         (
             add_in_library,
-            "make the shapes fit: `net(torch.zeros(2, 8))` (input: float32[2, 16], self.weight: float32[4, 10]",
+            "make the shapes fit: `net(torch.zeros(2, 8))` (input: float32[2, 16], net.1.weight: float32[4, 10]",
         ),
         (mix_types, "or use torch.autocast: `nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))` (input: float32"),
         (mix_devices, "move the tensors to one device: "),
@@ -476,6 +478,47 @@ def test_numbers_of_tensors_with_equal_shapes_and_the_variant_of_the_function_ar
     remedy = examine(score, tmp_path).remedy
     assert "input: float32[3] of -2.5 to 3.25, target: float32[3] of 0 to 1" in remedy
     assert remedy.endswith("; see also binary_cross_entropy_with_logits")
+
+
+class Caching(nn.Module):
+    """A module that keeps what it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.kept: list[torch.Tensor] = []
+
+
+def copy_cache() -> None:
+    model = nn.Sequential(Caching())
+    model[0].kept.append(model[0].linear(torch.zeros(1, 2)))
+    copy.deepcopy(model)
+
+
+def test_value_of_a_library_has_the_name_by_which_the_script_reaches_it(tmp_path: Path) -> None:
+    remedy = examine(copy_cache, tmp_path).remedy
+    assert remedy.startswith("as the message says: Only Tensors created explicitly by the user")
+    assert remedy.endswith("(model.0.kept[0]: float32[1, 2])")
+
+
+def read_key_of_another_type() -> None:
+    numbers = {"no": 1, "sv": 2}
+    language: Any = False
+    numbers[language]
+
+
+def test_key_of_another_type_than_all_others_is_named(tmp_path: Path) -> None:
+    remedy = examine(read_key_of_another_type, tmp_path).remedy
+    assert remedy.startswith("numbers has no, sv, keys of type str, not bool: ")
+
+
+def test_relative_import_of_a_program_is_explained(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from .model import Net\n")
+    remedy = examine(lambda: runpy.run_path(str(script), run_name="__main__"), tmp_path).remedy
+    assert remedy == (
+        "import model without the dot, or start the file within its package (python -m): it runs as a program"
+    )
 
 
 def find_loop() -> None:

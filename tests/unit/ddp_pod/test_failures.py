@@ -567,6 +567,19 @@ def test_native_crash_is_judged_by_exception_in_last_lines(
     assert completed.exit_code == 134
 
 
+@pytest.mark.parametrize(("after", "is_cause"), [("", True), ("epoch 2\n", False)])
+def test_exit_after_the_exception_of_a_thread_is_explained_by_it(after: str, *, is_cause: bool, tmp_path: Path) -> None:
+    lines = f"Exception in thread train:\n{TRACE.replace('[rank1]: ', '')}ValueError: bad label\n{after}"
+    ended = WorkerEnd(1, time=1.0, rank=1, exception_type="SystemExit", message="1")
+    completed = complete(tmp_path, lines, ended)
+    assert (completed.message == "ValueError: bad label") is is_cause
+
+
+def test_last_line_is_the_one_that_refuses_the_arguments(tmp_path: Path) -> None:
+    completed = complete(tmp_path, f"{USAGE}make: *** [Makefile:8: train] Error 2\n", WorkerEnd(2))
+    assert completed.message.endswith("its last line: 'train.py: error: unrecognized arguments: -x'")
+
+
 USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: -x\n"
 NON_FINITE = "Loss is nan, stopping training\n"
 
