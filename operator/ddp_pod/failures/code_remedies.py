@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from ..base.exceptions import ExceptionFacts, FailingCode
+from ..base.exceptions import LIBRARY, ExceptionFacts, FailingCode
 from .kinds import CODE, UNFIT_TENSORS, VALUES, FailureKind
 from .rules import WorkerEnd
 
@@ -55,7 +55,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
         values = f"{values}; see also {failing.variant}"
     requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
     # A library's text is for its users, rather than its code.
-    advice = _find_sentence(_ADVICE, message) or (requirement if failing.check else "")
+    is_library = bool(LIBRARY.search(facts.place))
+    advice = _find_sentence(_ADVICE, message) or (requirement if failing.check and is_library else "")
     if advice:
         return f"as the message says: {advice}{values}"
     if failing.check and failing.differ.partition(" ")[0] not in _CERTAIN:

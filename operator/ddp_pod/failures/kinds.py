@@ -134,7 +134,7 @@ KINDS: Final = (
         remedy="let its workers read faster, or raise its timeout"),
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
-        remedy="close files, clone the tensors of DataLoader workers that the script keeps, call "
+        remedy="close files, clone kept tensors of DataLoader workers, call "
         "torch.multiprocessing.set_sharing_strategy('file_system'), or raise ulimit -n"),
     FailureKind(
         "A locked file", errnos=(errno.EAGAIN,), where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
@@ -155,7 +155,7 @@ KINDS: Final = (
         "narrower number format"),
     FailureKind(
         "Too many mappings", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
-        remedy=f"{OOM.remedy}; clone tensors of DataLoader workers that the script keeps (vm.max_map_count)"),
+        remedy=f"{OOM.remedy}; clone kept tensors of DataLoader workers (vm.max_map_count)"),
     FailureKind(
         "Out of memory", errnos=(errno.ENOMEM,), types=("MemoryError", "std.bad_alloc"), outcome=OUT_OF_MEMORY,
         words=r"(?i)out of memory|(can't|unable to) allocate|not enough memory", remedy=OOM.remedy),

@@ -286,7 +286,7 @@ def compute_with_text() -> None:
         (parse_nothing, "`int(row['label'])` (row['label']: empty str)"),
         (subtract_array, "make the shapes fit: `np.ones((8, 3)) - mean` (mean: float64[4], not finite)"),
         (embed, "compare it with the layer's size (weight: float32[100, 8], input: int64[3] of 1 to 120)"),
-        (collate, "pad, convert or drop them (collate_fn) (batch: [float32[3, 10], float32[3, 11]])"),
+        (collate, "pad, convert or drop them (collate_fn) (the batch: 1 of float32[3, 10], 1 of float32[3, 11])"),
         (collate_nothing, "or are None: pad, convert or drop them (collate_fn)"),
         (normalize_one, "also of the last, smaller batch (drop_last=True)"),
         (subtract_last, "also of the last, smaller batch (drop_last=True): `first - target` (first: float32[8, 3]"),
@@ -325,7 +325,7 @@ def test_library_without_a_line_of_the_script_shows_tensors_alone() -> None:
 
     tensors = [torch.zeros(3, 10), torch.zeros(3, 11)]
     failing = check(catch(lambda: default_collate(tensors)))
-    assert (failing.code, failing.values) == ("", "batch: [float32[3, 10], float32[3, 11]]")
+    assert (failing.code, failing.values) == ("", "the batch: 1 of float32[3, 10], 1 of float32[3, 11]")
     failing = check(catch(lambda: nn.GroupNorm(4, 10)))
     assert failing == FailingCode()
 
