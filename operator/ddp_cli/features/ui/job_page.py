@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.features.ui.rows import State, is_training, judge_attention, name_state
-from ddp_cli.features.ui.run import PodFacts, RecordedRun, split_processes
+from ddp_cli.features.ui.run import PodFacts, RecordedRun
+from ddp_cli.features.ui.timeline import Bar, list_bars
 from ddp_cli.local.ending import explain_interruption
 from ddp_cli.local.folder import choose_rate
 from ddp_cli.view.why import Note, Why, explain_straggler, explain_why, keep_local_advice
@@ -18,24 +19,8 @@ from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.report import read_rate
 
-_MOST_BARS: Final = 200
 _YAML_CHARACTERS: Final = 256 << 10
 _HIDDEN_STATUS: Final = ("history", "operatorState", "profile")
-_STARTS: Final = {
-    "Scheduled": "start",
-    "Rendezvoused": "first step",
-    c.STALLED: "stalled",
-    c.TRAINING: "steps",
-    "Suspended": "suspended",
-    c.RESUMED: "queue",
-    c.GROUP_RESTART: "restart",
-    c.DISRUPTED: "restart",
-    c.POD_REPLACEMENT: "restart",
-    c.RESTARTED_IN_PLACE: "restart",
-    c.RESIZED: "restart",
-    c.DRAINED: "restart",
-}
-"""Events, and what a job does after each."""
 _STATES: Final = {
     "Stopped": "stopped",
     "Behind": "behind its peers",
@@ -58,19 +43,6 @@ class Card(NamedTuple):
     name: str
     value: str
     note: str = ""
-
-
-class Bar(NamedTuple):
-    """A part of a job's life, in seconds since its start."""
-
-    kind: str
-    start: float
-    end: float
-
-    @property
-    def length(self) -> float:
-        """Its duration in seconds."""
-        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,37 +234,6 @@ def _list_commands(run: RecordedRun, argument: str, *, deleted: bool) -> Iterato
         yield NextCommand(f"ddp suspend {argument}", "stop it after a checkpoint")
         yield NextCommand(f"ddp scale {argument} N", "change the number of its pods")
     yield NextCommand(f"ddp delete {argument}", "delete it")
-
-
-def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
-    """Return what a job did from its start to its end: queue, start, first step, steps, restarts, stalls."""
-    end = (run.status.completion_time or now).timestamp() if run.under_way else run.start + run.end
-    changes: list[tuple[float, str]] = [(run.start, "queue")]
-    changes += [(event.time, _STARTS[event.reason]) for event in run.events if event.reason in _STARTS]
-    changes += [(event.time, "restart") for event in run.events if event.reason.startswith("Failure")]
-    for kind in (c.SCHEDULED, c.RENDEZVOUSED):  # Events are deleted after an hour
-        condition = run.status.condition(kind)
-        if condition is not None and condition.status == "True" and run.status.attempt == 1:
-            changes.append((condition.last_transition_time.timestamp(), _STARTS[kind]))
-    stretches = [(part[0]["time"], part[-1]["time"]) for part in split_processes(run.rows)]
-    changes = [  # between two steps of a process only a stall is an interruption
-        (time, kind)
-        for time, kind in changes
-        if kind == "stalled" or not any(first <= time < last for first, last in stretches)
-    ]
-    changes += [(first, "steps") for first, _ in stretches]
-    changes += [(last, "restart") for _, last in stretches[:-1]]
-    changes.sort(key=lambda change: change[0])
-    bars: list[Bar] = []
-    for number, (time, kind) in enumerate(changes):
-        until = changes[number + 1][0] if number + 1 < len(changes) else end
-        if kind == "first step" and any(bar.kind == "steps" for bar in bars):
-            kind = "restart"
-        if bars and bars[-1].kind == kind:
-            bars[-1] = bars[-1]._replace(end=max(until, time) - run.start)
-        elif until > time:
-            bars.append(Bar(kind, time - run.start, until - run.start))
-    return bars[-_MOST_BARS:]
 
 
 def list_ranks(run: RecordedRun) -> list[RankRow]:

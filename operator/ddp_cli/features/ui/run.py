@@ -27,7 +27,8 @@ _FAILURE = "Failure"
 _OTHER_CAUSES = (c.RESIZED, c.DISRUPTED, c.POD_REPLACEMENT, c.RESUMED, c.NODES_READMITTED)
 _RESTART = "restart"
 _SAME_SECONDS = 60.0
-_LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
+LATE_SECONDS = 15.0
+"""After this time the operator has reported an in-place restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Mark:
     time: float
     label: str
     cause: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more is known than that a later process made steps."""
+        return self.label != _RESTART or bool(self.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,7 @@ def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float)
     for event in causes:
         # An event's time is truncated to a second.
         inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])
-        before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + _LATE)
+        before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + LATE_SECONDS)
         gap = next(chain(inside, before), None)
         if gap is not None:
             gaps.remove(gap)

@@ -11,7 +11,6 @@ from ddp_cli.features.ui.job_page import (
     JobPage,
     describe_cost,
     format_settings,
-    list_bars,
     list_cards,
     list_ranks,
 )
@@ -38,25 +37,6 @@ def make(rows: list[tuple[float, float]], events: list[tuple[float, str]], end: 
     logged = [LoggedEvent(time, "Normal", reason, "") for time, reason in events]
     made = [{"time": time, "steps": step, "step": step} for time, step in rows]
     return RecordedRun(job, parse_status(job), made, logged, name="x", under_way=False)
-
-
-def test_bars_follow_queue_start_steps_restart_and_stall() -> None:
-    events = [
-        (5.0, "Scheduled"),
-        (12.0, "Rendezvoused"),
-        (20.0, "FailureKilled"),
-        (22.0, "Rendezvoused"),
-        (31.0, "Stalled"),
-    ]
-    run = make([(14.0, 1.0), (20.0, 9.0), (24.0, 1.0), (31.0, 8.0)], events, 40.0)
-    assert [(bar.kind, bar.start, bar.end) for bar in list_bars(run, NOW)] == [
-        ("queue", 0.0, 5.0), ("start", 5.0, 12.0), ("first step", 12.0, 14.0), ("steps", 14.0, 20.0),
-        ("restart", 20.0, 24.0), ("steps", 24.0, 31.0), ("stalled", 31.0, 40.0),
-    ]  # fmt: skip
-
-
-def test_job_without_events_and_steps_has_one_bar() -> None:
-    assert [(bar.kind, bar.length) for bar in list_bars(make([], [], 30.0), NOW)] == [("queue", 30.0)]
 
 
 def report(count: int, slow: int, stall: Stall = NO_STALL) -> PodFacts:

@@ -1,0 +1,158 @@
+"""The life of a job as bars, from its Events, its conditions, and the steps that it is known to have made. Pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
+
+from ddp_cli.features.ui.run import LATE_SECONDS, RecordedRun, Row, split_processes
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.decide import conditions as c
+from ddp_pod.contract.failure_table import HANG, NODE_LOST, POD_DELETED
+
+_MOST_BARS: Final = 200
+_NO_STEPS: Final = "no steps"
+_STALLED: Final = "stalled"
+_SILENT: Final = "no contact"
+_LOST: Final = "pod lost"
+_STARTS: Final = {
+    c.SCHEDULED: "start",
+    c.RENDEZVOUSED: "first step",
+    c.TRAINING: "steps",
+    c.SUSPENDED: "suspended",
+    c.RESUMED: "queue",
+    c.STALLED: _STALLED,
+    c.NODE_NOT_READY: _SILENT,
+    c.NODE_SILENT: _SILENT,
+    c.PEER_UNREACHABLE: _SILENT,
+    **dict.fromkeys((c.GROUP_RESTART, c.RESTARTED_IN_PLACE, c.RESIZED, c.DISRUPTED, c.DRAINED), "restart"),
+}
+"""Reasons of Events and conditions, and what a job does after each."""
+_BEFORE: Final = {
+    HANG.name: _STALLED,
+    NODE_LOST.name: _LOST,
+    POD_DELETED.name: _LOST,
+    c.POD_REPLACEMENT: _LOST,
+}
+"""Causes of a restart that state what the job did from its last step until they were found."""
+
+
+class Bar(NamedTuple):
+    """A part of a job's life, in seconds since its start."""
+
+    kind: str
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        """Its duration in seconds."""
+        return self.end - self.start
+
+
+class _Stretch(NamedTuple):
+    """A time in which a process made steps. ``spacing``: between two known ones of them, at most."""
+
+    first: float
+    last: float
+    spacing: float
+
+
+class _Change(NamedTuple):
+    """From when on a job does something. ``before``: what it did since its last step, if that is known now."""
+
+    time: float
+    kind: str
+    before: str = ""
+    spacing: float = 0.0
+
+
+def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
+    """Return what a job did from its start to its end: queue, start, first step, steps, stalls, restarts."""
+    end = (run.status.completion_time or now).timestamp() if run.under_way else run.start + run.end
+    reported = [
+        _Change(run.start + mark.time, "restart", _BEFORE.get(mark.label, "")) for mark in run.marks if mark.is_known
+    ]
+    reported += _list_reported(run)
+    stops = [change.time for change in reported if change.kind in (_STALLED, _SILENT)]
+    stretches = _list_stretches(run.rows, stops)
+    outside = [
+        change
+        for change in sorted(reported, key=lambda change: change.time)
+        if not any(first <= change.time < last for first, last, _ in stretches)
+    ]
+    changes = [
+        _Change(run.start, "queue"),
+        *(_Change(part.last, _NO_STEPS, spacing=part.spacing) for part in stretches),
+        *outside,
+        *(_Change(part.first, "steps") for part in stretches),
+    ]
+    changes.sort(key=lambda change: change.time)
+    is_over = run.status.phase in ENDED_PHASES or run.interrupted
+    before = ""
+    if is_over and changes[-1].kind == "restart":
+        before = changes.pop().before  # nothing came after this failure
+    elif changes[-1].kind == _NO_STEPS and run.status.is_true(c.PROGRESSING):
+        changes.pop()  # newer steps are not read
+    return _draw([*changes, _Change(end, "", before)], run.start)
+
+
+def _list_reported(run: RecordedRun) -> Iterator[_Change]:
+    """Yield the changes that Events and conditions report: Events are deleted after an hour."""
+    for event in run.events:
+        if event.reason in _STARTS:
+            yield _Change(event.time, _STARTS[event.reason])
+    for kind in (c.SCHEDULED, c.RENDEZVOUSED):
+        condition = run.status.condition(kind)
+        if condition is not None and condition.status == "True" and run.status.attempt == 1:
+            yield _Change(condition.last_transition_time.timestamp(), _STARTS[kind])
+    progressing = run.status.condition(c.PROGRESSING)
+    if progressing is not None and progressing.reason in _STARTS and progressing.status == "False":
+        yield _Change(progressing.last_transition_time.timestamp(), _STARTS[progressing.reason])
+
+
+def _list_stretches(rows: Sequence[Row], stops: Sequence[float]) -> list[_Stretch]:
+    """Return when steps were made: by each process, and before and after each stop."""
+    stretches = []
+    for process in split_processes(rows):
+        made = [process[0]["time"]]
+        made += [row["time"] for before, row in pairwise(process) if _count(row) != _count(before)]
+        for _, part in groupby(made, key=lambda time: sum(stop <= time for stop in stops)):
+            times = list(part)
+            spacing = max((later - time for time, later in pairwise(times)), default=0.0)
+            stretches.append(_Stretch(times[0], times[-1], spacing))
+    return stretches
+
+
+def _count(row: Row) -> float:
+    return row.get("steps", row.get("step", row["time"]))
+
+
+def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:
+    """Return a bar for each change that lasts; equal ones that follow each other are one."""
+    bars: list[Bar] = []
+    for change, after in pairwise(changes):
+        kind = change.kind
+        if kind == _NO_STEPS:
+            kind = _name_pause(change, after)
+        elif kind == "first step" and any(bar.kind == "steps" for bar in bars):
+            kind = "restart"
+        if after.time <= change.time or not kind:
+            continue
+        if bars and bars[-1].kind == kind:
+            bars[-1] = bars[-1]._replace(end=after.time - start)
+        else:
+            bars.append(Bar(kind, change.time - start, after.time - start))
+    return bars[-_MOST_BARS:]
+
+
+def _name_pause(pause: _Change, after: _Change) -> str:
+    """Return what a job did between its last known step and a change."""
+    seconds = after.time - pause.time
+    if seconds <= pause.spacing:
+        return "steps"  # the next point was not due yet
+    if after.kind in (_STALLED, _SILENT) or after.before:
+        return after.before or after.kind
+    if seconds <= LATE_SECONDS and after.kind != "steps":
+        return after.kind or "steps"
+    return _NO_STEPS
