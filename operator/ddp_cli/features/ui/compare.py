@@ -51,13 +51,20 @@ def render_comparison(pages: Sequence[JobPage]) -> str:
 def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the charts with a line for each run, over the time since its own start."""
     charts: dict[str, dict[str, Any]] = {}
+    rate = choose_common_rate(runs)
     for number, run in enumerate(runs):
-        for chart in build_curves(run, run.name)["charts"]:
+        for chart in build_curves(run, run.name, rate)["charts"]:
             if chart["id"] in _COMPARED:
                 joined = charts.setdefault(chart["id"], {**chart, "lines": []})
                 joined["lines"] += [{**line, "color": number} for line in chart["lines"] if line["name"] == run.name]
     shown = [chart for chart in charts.values() if chart["lines"]]
     return {"clock": "each job's start", "charts": shown, "marks": [], "checkpoints": []}
+
+
+def choose_common_rate(runs: Sequence[RecordedRun]) -> tuple[str, str]:
+    """Return the throughput's column and unit for all runs: steps, if samples are not known of all that have any."""
+    rates = {rate for run in runs if mean_rate(run, (rate := choose_rate(run.rows))[0]) is not None}
+    return rates.pop() if len(rates) == 1 else choose_rate(())
 
 
 def list_results(pages: Sequence[JobPage]) -> list[Result]:
@@ -67,7 +74,7 @@ def list_results(pages: Sequence[JobPage]) -> list[Result]:
     cards = [{card.name: f"{card.value} {card.note}".strip() for card in page.cards} for page in pages]
     common = min((max((row.get("step", 0.0) for row in run.rows), default=0.0) for run in runs), default=0.0)
     since = (1 - _WINDOW) * common
-    column, unit = choose_rate([row for run in runs for row in run.rows])
+    column, unit = choose_common_rate(runs)
     window = f"mean of steps {since:,.0f} to {common:,.0f}"
     measured = [
         _rank(f"training loss, {window}", names, [_mean_loss(run, since, common) for run in runs]),
@@ -139,4 +146,4 @@ def _list_options(command: str, path: str = "") -> Iterator[tuple[str, str]]:
     others = _OPTION.sub("", f" {command}")
     for name, value in _OPTION.findall(f" {command}"):
         yield f"{path} {name}".strip(), value or "set"
-    yield f"{path or 'command'} (words)", others.strip()
+    yield f"{path or 'command'} without options", others.strip()

@@ -29,10 +29,13 @@ def draw_sparkline(points: Sequence[Point]) -> str:
     )
 
 
-def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
-    """Return the charts of a run with their marks. ``name``: of the line of its loss; empty: training."""
+def build_curves(run: RecordedRun, name: str = "", rate_of: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the charts of a run with their marks.
+
+    ``name``: of its lines beside those of other runs. ``rate_of``: the column and unit of the throughput.
+    """
     rows = [{**row, "time": row["time"] - run.start} for row in thin_rows(run.rows)]
-    rate, unit = choose_rate(rows)
+    rate, unit = rate_of or choose_rate(rows)
     charts = [
         _build_chart(rows, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
         _build_chart(rows, "rate", "Throughput", unit, {name or unit: rate}),

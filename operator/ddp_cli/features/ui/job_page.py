@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.features.ui.rows import State, is_training, judge_attention, name_state
+from ddp_cli.features.ui.rows import State, has_diverged, is_training, judge_attention, name_state
 from ddp_cli.features.ui.run import PodFacts, RecordedRun
 from ddp_cli.features.ui.timeline import Bar, list_bars
 from ddp_cli.local.ending import explain_interruption
 from ddp_cli.local.folder import choose_rate
 from ddp_cli.view.why import Note, Why, explain_straggler, explain_why, keep_local_advice
-from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, Progress, Status, Straggler
+from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, LastFailure, Progress, Status, Straggler
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.report import read_rate
+from ddp_pod.contract.names import STALLED_STATES
 
 _YAML_CHARACTERS: Final = 256 << 10
 _HIDDEN_STATUS: Final = ("history", "operatorState", "profile")
@@ -28,6 +29,7 @@ _STATES: Final = {
     "Busy": "computes",
     "Waiting": "waits for its peers",
 }
+_WAITING: Final = STALLED_STATES.index("Waiting")
 
 
 class NextCommand(NamedTuple):
@@ -60,16 +62,25 @@ class RankRow:
     compute: float | None = None
     ratio: float | None = None
     note: str = ""
+    order: int = 0
+    """Its place among the ranks of a stall: first those for which their peers wait."""
+
+    @property
+    def is_conspicuous(self) -> bool:
+        """Whether a person must look at it: not at a rank that only waits for such a one."""
+        return bool(self.note) and self.order != _WAITING
 
     @property
     def own(self) -> float | None:
         """The time of its own work in a step: in synchronous training, a straggler differs only here."""
-        return None if self.data is None or self.compute is None else self.data + self.compute
+        return None if self.compute is None else self.compute + (self.data or 0.0)
 
     @property
     def wait(self) -> float | None:
         """The part of a step that is mostly waiting for its peers."""
-        return None if self.step_time is None or self.own is None else max(0.0, self.step_time - self.own)
+        if self.step_time is None or self.own is None or self.data is None:
+            return None
+        return max(0.0, self.step_time - self.own)
 
 
 @dataclass(slots=True)
@@ -146,7 +157,6 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
     """Return the measured values of a run that are known. ``trains``: its pace is that of now."""
     status = run.status
     progress = status.progress or Progress()
-    losses = [row["loss"] for row in run.rows if "loss" in row]
     column, unit = choose_rate(run.rows)
     mean = mean_rate(run, column)
     pace = Card("mean throughput", format_value(mean) if mean is not None else "", unit)
@@ -159,18 +169,24 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
     cards = [
         Card("step", _count(progress.step), _total(progress.total_steps)),
         Card("epoch", _count(progress.epoch), _total(progress.epochs)),
-        Card("loss", f"{losses[-1]:.4g}" if losses else progress.loss or ""),  # of the same row as in its chart
+        Card("loss", _name_loss(run.rows, progress)),
         Card("val. loss", progress.val_loss or ""),
         Card("val. accuracy", progress.val_accuracy or ""),
         pace,
         Card("time left", (trains and progress.eta) or ""),
         Card("duration", format_duration(seconds) if seconds is not None else ""),
-        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else f"of {status.nodes.desired}"),
+        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _total(status.nodes.desired)),
         Card("GPUs", str((status.usage and status.usage.gpus) or "")),
         Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else ""),
         Card("goodput", "" if goodput is None else f"{100 * goodput:.0f} %", "of time, slow steps included"),
     ]
     return [card for card in cards if card.value]
+
+
+def _name_loss(rows: Sequence[Mapping[str, float]], progress: Progress) -> str:
+    """Return the last loss of its chart, which has no point for one that is not a number."""
+    losses = [row["loss"] for row in rows if "loss" in row]
+    return progress.loss or "" if has_diverged(progress) or not losses else f"{losses[-1]:.4g}"
 
 
 def _count(number: int | None) -> str:
@@ -183,7 +199,7 @@ def _total(number: int | None) -> str:
 
 def format_value(value: float) -> str:
     """Return a measured value with the digits that count."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.4g}"
 
 
 def mean_rate(run: RecordedRun, column: str) -> float | None:
@@ -244,8 +260,13 @@ def list_ranks(run: RecordedRun) -> list[RankRow]:
     slow = {str(straggler.rank): straggler for straggler in status.stragglers}
     rows = [_judge_rank(row, median, slow.get(row.rank)) for row in rows]
     failed = status.last_failure if status.phase == "Failed" else None
-    failed_rank = str(failed.rank) if failed is not None else ""
-    return sorted(rows, key=lambda row: (row.rank != failed_rank, not row.note, -(row.ratio or 0.0)))
+    if failed is not None:
+        rows = [replace(row, note=row.note or failed.category) if row.rank == str(failed.rank) else row for row in rows]
+    return sorted(rows, key=lambda row: _order(row, failed))
+
+
+def _order(row: RankRow, failed: LastFailure | None) -> tuple[bool, int, bool, float]:
+    return failed is None or row.rank != str(failed.rank), row.order, not row.note, -(row.ratio or 0.0)
 
 
 def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> RankRow:
@@ -279,6 +300,7 @@ def _list_pod(pod: PodFacts) -> Iterator[RankRow]:
             data=_divide(rank.data_seconds, rank.steps),
             compute=_divide(rank.compute_seconds, rank.steps),
             note=place.what if place is not None else "",
+            order=place.order if place is not None else len(STALLED_STATES),
         )
 
 

@@ -15,7 +15,7 @@ from ddp_cli.client.records import RecordBackend, StoredRecord, is_claim, read_r
 from ddp_cli.features.ui.cluster_job import build_cluster_page, read_job, read_once
 from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.rows import Attention, Row, build_row
-from ddp_cli.features.ui.sources import Source
+from ddp_cli.features.ui.sources import Source, build_key
 from ddp_operator.api.kubeobjects import utc_now
 
 _MOST_RECORDS: Final = 200
@@ -107,4 +107,4 @@ class RecordedJobs(Source):
 def _find_key(path: str) -> str:
     """Return the key of a row: its namespace and the name of its file."""
     file = PurePath(path)
-    return f"record/{file.parent.name}/{file.name.removesuffix('.json.gz')}"
+    return build_key("record", file.parent.name, file.name.removesuffix(".json.gz"))

@@ -50,7 +50,13 @@ def _format_time(moment: datetime | None) -> Markup:
 def _format_milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return ""
+    if 0 < seconds < 0.001:
+        return f"{1000 * seconds:.2g}"
     return f"{1000 * seconds:,.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def _format_sum(seconds: float) -> str:
+    return format_duration(seconds) if seconds >= 0.5 else "under 1s"
 
 
 # A command of ours begins with its name, and ends with its sentence, clause or parenthesis.
@@ -91,6 +97,7 @@ def _environment() -> Environment:
         "time": _format_time,
         "moment": lambda seconds: _format_time(datetime.fromtimestamp(seconds, UTC)),
         "duration": format_duration,
+        "lasting": _format_sum,
         "ms": _format_milliseconds,
         "commands": _mark_commands,
     }

@@ -1,7 +1,8 @@
 """The list of jobs as typed rows, and the order in which a person must look at them. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -49,6 +50,7 @@ class State(NamedTuple):
 
 
 UNKNOWN: Final = State("Unknown", "bad")
+Explain = Callable[[Mapping[str, Any], datetime], Why]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
     if phase == "Succeeded":
         return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
     if attention is Attention.NEEDS_YOU:
-        word = "Blocked" if _find_stop(status) is not None else "Diverged" if _is_lost(status.progress) else "At risk"
+        word = (
+            "Blocked" if _find_stop(status) is not None else "Diverged" if has_diverged(status.progress) else "At risk"
+        )
         return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
     tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
     return State(phase if phase == "Stopped" else attention.title, tones.get(attention, "wait"))
@@ -118,25 +122,31 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
         return Attention.NEEDS_YOU
     if stop is None:
         is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)
-        return Attention.NEEDS_YOU if is_doubtful or _is_lost(status.progress) else Attention.TRAINING
+        return Attention.NEEDS_YOU if is_doubtful or has_diverged(status.progress) else Attention.TRAINING
     is_late = now - stop.last_transition_time > _PATIENCE
     is_late = is_late and why.reason not in _QUEUED  # a queue may take days
     return Attention.NEEDS_YOU if why.reason in _BROKEN or is_late else Attention.WAITING
 
 
-def build_row(resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "") -> Row:
+def explain_job(resource: Mapping[str, Any], now: datetime) -> Why:
+    """Return the explanation of a job of which no Events are read."""
+    return explain_why(resource, (), now)
+
+
+def build_row(
+    resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "", explain: Explain = explain_job
+) -> Row:
     """Return the row of a resource; one that cannot be read has a row with the reason."""
     metadata = resource["metadata"]
     row = Row(key, str(metadata["name"]), place or str(metadata.get("namespace") or ""))
     try:
-        return _fill(row, resource, now)
+        return _fill(row, resource, now, explain(resource, now))
     except Exception as error:  # the fields come from users and other versions; a row may not end the page
         return replace(row, reason=f"This job cannot be read: {type(error).__name__}: {error}"[:_LONGEST])
 
 
-def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
+def _fill(row: Row, resource: Mapping[str, Any], now: datetime, why: Why) -> Row:
     status = read_status(resource).status
-    why = explain_why(resource, (), now)
     attention = judge_attention(status, why, now)
     progress = status.progress or Progress()
     created = parse_time(resource["metadata"].get("creationTimestamp"))
@@ -148,7 +158,7 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
         state=name_state(status, why, attention),
         attention=attention,
         reason=describe_state(status, why, attention, now),
-        percent=100.0 if why.phase == "Succeeded" else read_percent(progress),
+        percent=100.0 if why.phase == "Succeeded" and not c.find_doubts(status) else read_percent(progress),
         progress=progress,
         restarts=status.restarts.all,
         gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(resource),
@@ -197,15 +207,18 @@ def _describe_queue(queue: QueueStatus, now: datetime) -> str:
 
 
 def _count_gpus(resource: Mapping[str, Any]) -> str:
-    spec = resource["spec"]
-    return str(count_pod_gpus(spec["template"]["spec"]) * int(spec.get("nodes") or 1) or "")
+    with suppress(AttributeError, LookupError, TypeError, ValueError):  # an incomplete or invalid spec
+        spec = resource["spec"]
+        return str(count_pod_gpus(spec["template"]["spec"]) * int(spec.get("nodes") or 1) or "")
+    return ""
 
 
 def _is_news(status: Status, now: datetime) -> bool:
     return status.completion_time is None or now - status.completion_time < _NEWS
 
 
-def _is_lost(progress: Progress | None) -> bool:
+def has_diverged(progress: Progress | None) -> bool:
+    """Return whether the newest loss is not a number."""
     return progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
 
 

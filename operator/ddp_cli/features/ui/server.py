@@ -172,7 +172,8 @@ class Server:
 
     def _find(self, request: web.Request) -> tuple[Source, str]:
         """Return the place of the job that a request names, and its key. Raises: NotFound."""
-        return self._find_source("/".join(request.match_info.values()))
+        parts = request.rel_url.raw_parts[1 : 1 + len(request.match_info)]
+        return self._find_source("/".join(parts))
 
     def _find_source(self, key: str) -> tuple[Source, str]:
         for source in self._sources:

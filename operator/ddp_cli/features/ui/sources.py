@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
 
 from ddp_cli.client.api import Api, Object, api_path, find_lease_renewal, is_about
 from ddp_cli.client.cluster_backend import ClusterBackend
@@ -20,14 +22,16 @@ from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import has_log, log_pod
 from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job
-from ddp_cli.features.ui.job_page import JobPage
+from ddp_cli.features.ui.job_page import JobPage, explain_run
 from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, follow_pods, follow_run, read_piece
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
 from ddp_cli.local.folder import STATUS_FILE, RunFolder
 from ddp_cli.local.own_files import is_own_folder
+from ddp_cli.view.why import Why
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.reading.events import read_event_time
 
@@ -40,6 +44,11 @@ _VIEW_SECONDS: Final = 60
 _MOST_OBJECTS: Final = 2000
 
 Changed = Callable[[], None]
+
+
+def build_key(*parts: str) -> str:
+    """Return the key of a job: a path of an address, whose parts may have any name that a file system allows."""
+    return "/".join(quote(os.fsencode(part), safe="") for part in parts)
 
 
 class Source(ABC):
@@ -118,7 +127,7 @@ class LocalRuns(Source):
         in_use = RunFolder(self._runs / name).in_use
         if before is not None and is_same and in_use:
             return before
-        row = _read_row(name, self._runs / name)
+        row = _read_row(name, self._runs / name, in_use=in_use)
         return _ReadRun(written, row.phase in ENDED_PHASES or not in_use, row)
 
     def find(self, key: str) -> Job:
@@ -126,7 +135,7 @@ class LocalRuns(Source):
         return Job(LocalBackend(self._runs), str(self._find_folder(key).path), {})
 
     def _find_folder(self, key: str) -> RunFolder:
-        name = key.removeprefix("run/")
+        name = os.fsdecode(unquote_to_bytes(key.removeprefix("run/")))
         folder = RunFolder(self._runs / name)
         if name not in self._list_written() or not is_own_folder(folder.path):
             raise NotFound(f"run {name[:80]} does not exist in {self._runs}; it may have been deleted")
@@ -166,9 +175,9 @@ def _find_mtime(path: Path) -> int:
         return 0
 
 
-def _read_row(name: str, path: Path) -> Row:
+def _read_row(name: str, path: Path, *, in_use: bool) -> Row:
     """Return the row of a run; one that cannot be read has a row with the reason."""
-    key = f"run/{name}"
+    key = build_key("run", name)
     if not is_own_folder(path):
         return Row(key, name, "this machine", reason="This folder belongs to another user, and is not read.")
     try:
@@ -176,7 +185,13 @@ def _read_row(name: str, path: Path) -> Row:
     except ClientError as error:
         return Row(key, name, "this machine", reason=str(error))
     named = {**resource, "metadata": {**resource["metadata"], "name": name}}
-    return build_row(named, utc_now(), key=key, place="this machine")
+    command = RunFolder(path).command_line
+
+    def explain(resource: Mapping[str, Any], now: datetime) -> Why:
+        run = RecordedRun(resource, parse_status(resource), (), (), name=name, under_way=in_use, command=command)
+        return explain_run(run, None, now)
+
+    return build_row(named, utc_now(), key=key, place="this machine", explain=explain)
 
 
 @dataclass

@@ -57,6 +57,10 @@ class _Stretch(NamedTuple):
     last: float
     spacing: float
 
+    def find_end(self, kind: str) -> float:
+        """Return until when a change of a kind is one that is known late, as that its process has begun."""
+        return max(self.last, self.first + LATE_SECONDS) if kind == "first step" else self.last
+
 
 class _Change(NamedTuple):
     """From when on a job does something. ``before``: what it did since its last step, if that is known now."""
@@ -79,7 +83,7 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
     outside = [
         change
         for change in sorted(reported, key=lambda change: change.time)
-        if not any(first <= change.time < last for first, last, _ in stretches)
+        if not any(part.first <= change.time < part.find_end(change.kind) for part in stretches)
     ]
     changes = [
         _Change(run.start, "queue"),

@@ -11,7 +11,7 @@ const ddpCharts = {};
   function formatValue(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    const notation = size >= 1e6 ? "compact" : size > 0 && size < 1e-4 ? "scientific" : "standard";
+    const notation = size >= 1e15 || size > 0 && size < 1e-4 ? "scientific" : size >= 1e6 ? "compact" : "standard";
     const digits = size >= 1000 && size < 1e6 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 };
     return value.toLocaleString(undefined, { notation, ...digits });
   }
@@ -116,6 +116,13 @@ const ddpCharts = {};
 
   const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
 
+  // All charts of a page show the same span, unless it is zoomed.
+  function findRange({ data: [xs] }, min, max) {
+    if (min !== xs[0] || max !== xs.at(-1)) return [min, max];
+    const places = data.charts.flatMap((chart) => chart.lines).flatMap((line) => pick(line)[0]);
+    return [places.reduce((one, other) => Math.min(one, other)), places.reduce((one, other) => Math.max(one, other))];
+  }
+
   const isWhole = ({ scales, data: [xs] }) => scales.x.min <= xs[0] && scales.x.max >= xs.at(-1);
 
   // Beside the pointer the values there, else the last ones.
@@ -132,7 +139,7 @@ const ddpCharts = {};
     return new uPlot({
       width: holder.clientWidth, height: holder.clientHeight, padding: [8, 20, 0, 0], series: buildSeries(chart),
       legend: { mount: (_, legend) => caption.append(legend), markers: { width: 0, fill: (plot, number) => plot.series[number].stroke() } },
-      scales: { x: { time: false, ...zoom }, y: { distr: isLog ? 3 : 1 } },
+      scales: { x: { time: false, range: findRange, ...zoom }, y: { distr: isLog ? 3 : 1 } },
       axes: [
         { ...axis, grid, size: 26, space: 70, incrs: options.axis === "t" ? SECONDS : undefined, values: (_, ticks) => ticks.map(formatTick) },
         { ...axis, grid, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : formatValue(tick)) },

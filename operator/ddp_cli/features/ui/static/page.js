@@ -9,6 +9,7 @@ const ddpMake = (tag, values, ...children) => {
   const find = (id) => document.getElementById(id);
   const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
   const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+  const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
   const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
@@ -17,7 +18,7 @@ const ddpMake = (tag, values, ...children) => {
     if (Math.abs(seconds) < 60) return relative.format(Math.round(seconds), "second");
     if (Math.abs(seconds) < 3600) return relative.format(Math.round(seconds / 60), "minute");
     if (Math.abs(seconds) < 86400) return relative.format(Math.round(seconds / 3600), "hour");
-    return day.format(moment);
+    return moment.getFullYear() === new Date().getFullYear() ? day.format(moment) : date.format(moment);
   }
 
   function showTimes(root) {

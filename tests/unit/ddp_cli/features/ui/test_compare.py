@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_cli.features.ui.compare import Result, list_results, render_comparison
+from ddp_cli.features.ui.compare import Result, join_curves, list_results, render_comparison
 from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.parse import parse_status
@@ -56,3 +56,13 @@ def test_verdict_names_the_training_loss_and_the_runs_that_are_unfinished() -> N
     assert "<b>Better training loss, mean of steps 90 to 100:</b> b, by 33%" in page
     assert "<b>Unfinished:</b> a still trains, b (Failed)</li>" in page
     assert "Unfinished" not in render_comparison([make(*SUCCEEDED)] * 2)
+
+
+def test_throughput_is_compared_in_one_unit() -> None:
+    samples = make("a", 100, 3.0, 40.0)
+    steps = make("b", 100, 3.0, 0.0)
+    for number, page in enumerate((samples, steps), 1):
+        page.run.rows = [{**row, "steps_per_second": 2.0 * number} for row in page.run.rows]
+    assert read(samples, steps)["mean throughput, steps/s"].values == ["2", "4"]
+    (chart,) = [chart for chart in join_curves([samples.run, steps.run])["charts"] if chart["id"] == "rate"]
+    assert [line["parts"][0]["v"][0] for line in chart["lines"]] == [2.0, 4.0]

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_cli.features.ui.compare import find_differences
 from ddp_cli.features.ui.job_page import (
     JobPage,
+    RankRow,
     describe_cost,
     format_settings,
     list_cards,
@@ -68,6 +69,26 @@ def test_tile_of_the_loss_has_the_last_value_of_its_chart() -> None:
     assert cards["loss"] == "4"
 
 
+def test_loss_that_is_not_a_number_is_shown_although_its_chart_has_no_point() -> None:
+    run = make([(14.0, 1.0)], [], 40.0)
+    status = parse_status(resource() | {"status": {"phase": "Running", "progress": {"step": 8, "loss": "nan"}}})
+    lost = replace(run, rows=[{"time": 14.0, "loss": 2.0}], status=status)
+    assert ("loss", "nan", "") in list_cards(lost, NOW)
+
+
+def test_failed_rank_is_first_with_its_failure(tmp_path: Path) -> None:
+    failure = {"attempt": 1, "rank": 3, "pod": "x-1-0", "exitCode": 1, "category": "UserError", "message": "m"}
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=2), phase="Failed", lastFailure=failure))
+    assert [(row.rank, row.note) for row in rows[:2]] == [
+        ("3", "UserError"), ("2", "its own computation takes long"),
+    ]  # fmt: skip
+
+
+def test_own_work_of_a_rank_whose_data_is_not_measured_is_its_computation() -> None:
+    row = RankRow("1", step_time=0.3, compute=0.1)
+    assert (row.own, row.wait) == (0.1, None)
+
+
 def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
     slow = list_ranks(with_pods(tmp_path, report(4, slow=2)))
     assert describe_cost(slow) == "A mean step takes 200 ms; without slow ranks, it would take about 150 ms."
@@ -101,6 +122,12 @@ def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:
     stall = Stall(seconds=40, ranks=(StalledRank(3, "IO", "read in loader.py:7"),))
     rows = list_ranks(with_pods(tmp_path, report(4, slow=-1, stall=stall)))
     assert (rows[0].rank, rows[0].state, rows[0].note) == ("3", "waits for its storage", "read in loader.py:7")
+
+
+def test_rank_for_which_its_peers_wait_is_before_them(tmp_path: Path) -> None:
+    stall = Stall(seconds=40, ranks=(StalledRank(0, "Waiting", "all_reduce"), StalledRank(1, "IO", "read")))
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=2, stall=stall)))
+    assert [(row.rank, row.is_conspicuous) for row in rows] == [("1", True), ("0", False), ("2", True), ("3", False)]
 
 
 def test_pod_without_a_report_has_a_row(tmp_path: Path) -> None:

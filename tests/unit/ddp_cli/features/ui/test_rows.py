@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from ddp_cli.features.ui.rows import Attention, build_row, sort_rows
+from ddp_cli.view.why import Why
 from tests.support.builders import NOW, resource
 
 
@@ -77,10 +79,24 @@ def test_job_with_an_odd_status_has_a_row(status: Any) -> None:
 
 
 def test_job_that_cannot_be_read_has_a_row_with_the_reason() -> None:
-    broken = {"metadata": {"name": "x"}, "spec": {"template": 3, "nodes": []}, "status": {"phase": "Running"}}
-    row = build_row(broken, NOW, key="job/a/x")
+    def explain(resource: Mapping[str, Any], now: datetime) -> Why:
+        raise LookupError("odd")
+
+    row = build_row(resource(), NOW, key="job/a/x", explain=explain)
     assert row.attention is Attention.NEEDS_YOU
-    assert "cannot be read" in row.reason
+    assert row.reason == "This job cannot be read: LookupError: odd"
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"template": 3}, {"template": {"spec": None}}, {"nodes": []}])
+def test_job_with_an_incomplete_spec_has_a_row_without_gpus(spec: Any) -> None:
+    row = build_row(resource() | {"spec": spec, "status": {"phase": "Failed"}}, NOW, key="job/a/x")
+    assert (row.phase, row.gpus) == ("Failed", "")
+
+
+def test_doubtful_job_has_not_made_all_steps() -> None:
+    short = condition("TrainingComplete", "False", "EndedShort")
+    status = {"phase": "Succeeded", "conditions": [short], "progress": {"step": 5, "totalSteps": 10, "percent": "50%"}}
+    assert build_row(resource() | {"status": status}, NOW, key="job/a/x").percent == 50.0
 
 
 def test_row_has_a_curve_of_the_history() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -242,3 +245,15 @@ async def read_event(stream: asyncio.StreamReader | Any) -> Any:
         line = (await stream.readline()).decode()
         if line.startswith("data: "):
             return json.loads(line[6:])
+
+
+@pytest.mark.parametrize("odd", [b"q?a=1#f%2e", b"raw\xff", "\u202e".encode()])
+async def test_job_of_any_name_is_found_by_the_address_in_its_row(
+    client: Client, server: Server, runs: Path, name: str, odd: bytes
+) -> None:
+    (runs / name).rename(runs / os.fsdecode(odd))
+    await server.refresh()
+    page = await (await client.get("/")).text()
+    (key,) = re.findall(r'href="/(run/[^"]+)"', page)
+    for path in (f"/{key}", f"/{key}/log", f"/compare?job={quote(key)}&job={quote(key)}"):
+        assert (await client.get(URL(path, encoded=True))).status == 200

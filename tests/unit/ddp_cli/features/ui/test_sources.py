@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def test_refresh_without_changes_returns_the_same_rows_and_reads_no_run(
     runs = LocalRuns(tmp_path)
     rows = runs.refresh()
     assert len(rows) == 41
-    monkeypatch.setattr(sources, "_read_row", lambda name, path: pytest.fail(name))
+    monkeypatch.setattr(sources, "_read_row", lambda name, path, in_use: pytest.fail(name))
     assert runs.refresh() is rows
 
 
@@ -59,3 +61,21 @@ def test_run_that_is_added_or_deleted_is_seen_at_the_next_refresh(tmp_path: Path
     rows = runs.refresh()
     assert f"run/{added.path.name}" in rows
     assert f"run/{ended[0].path.name}" not in rows
+
+
+def test_row_of_a_run_that_was_killed_states_it_as_its_page_does(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "half", NOW)
+    run.write_status(resource() | {"spec": {"template": {"spec": {"containers": [None]}}}})
+    runs = LocalRuns(tmp_path)
+    (row,) = runs.refresh().values()
+    assert row.state.word == runs.read_page(row.key).state.word == "Interrupted"
+    assert row.reason.startswith("`ddp run` was killed while the job was Pending")
+
+
+@pytest.mark.parametrize("name", [b'<b>&"', b"a\x1b[31m", "\u202eb".encode(), b"q?a=1#f%2e", b"raw\xff", b"new\nline"])
+def test_key_of_a_run_with_any_name_is_a_path_and_finds_it(tmp_path: Path, name: bytes) -> None:
+    make_run(tmp_path, "run", "Succeeded").path.rename(tmp_path / os.fsdecode(name))
+    runs = LocalRuns(tmp_path)
+    (row,) = runs.refresh().values()
+    assert re.fullmatch(r"run/[\w.~%-]+", row.key)
+    assert runs.read_page(row.key).key == row.key

@@ -96,6 +96,11 @@ def test_rows_without_a_new_step_are_no_steps() -> None:
     assert [(bar.kind, bar.start) for bar in list_bars(run, NOW)][1:] == [("steps", 14.0), ("stalled", 20.0)]
 
 
+def test_rendezvous_that_is_reported_after_the_first_step_is_no_restart() -> None:
+    bars = draw([14.0], (5.0, "Scheduled"), (15.0, "Rendezvoused"), end=18.0)
+    assert bars == [("queue", 0.0, 5.0), ("start", 5.0, 14.0), ("steps", 14.0, 18.0)]
+
+
 @pytest.mark.parametrize(("phase", "kind"), [("Failed", "stalled"), ("Running", "restart")])
 def test_last_failure_begins_a_restart_only_of_a_job_that_goes_on(phase: str, kind: str) -> None:
     bars = draw(STEPS, *BEGUN, (100.0, "FailureHang"), phase=phase)
