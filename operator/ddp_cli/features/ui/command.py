@@ -64,7 +64,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     try:
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
     except OSError as error:
-        raise CommandError(f"--port {arguments.port}: {error.strerror or error}; choose another port") from None
+        raise CommandError(f"--port {arguments.port}: {os.strerror(error.errno or 0)}; choose another port") from None
     address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
     first = asyncio.create_task(server.refresh())
     ended = asyncio.Event()

@@ -186,6 +186,8 @@ class Server:
         return [make_printable(source.problem) for source in self._sources if source.problem]
 
     async def _show_list(self, request: web.Request) -> web.Response:
+        if not self._rows:
+            await self.refresh()  # a page that is opened at once may not state that there are no jobs
         rows = list(render_rows(self._rows.values()).values())[:_FIRST_ROWS]
         text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")

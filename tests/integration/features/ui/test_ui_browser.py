@@ -173,3 +173,19 @@ async def test_run_with_a_killed_rank_appears_and_changes_without_reload(
         assert await browser.evaluate("window.violations ?? []") == []
     finally:
         process.wait()
+
+
+async def test_reason_why_a_job_cannot_be_read_stays_until_it_can(browser: Browser, runs: Path) -> None:
+    await open_job(browser)
+    name = await browser.evaluate("document.querySelector('h1').textContent")
+    status = runs / name / "status.yaml"
+    text = status.read_text()
+    status.write_text("{{{")
+    problems = "document.querySelector('#problems').textContent"
+    assert "status.yaml: invalid" in await browser.until(problems)
+    live = "document.querySelector('#live').textContent"
+    await browser.until(live, lambda text: text == "not connected")
+    assert "status.yaml: invalid" in await browser.evaluate(problems)
+    status.write_text(text)
+    await browser.until(live, lambda text: text == "live")
+    assert await browser.evaluate(problems) == ""

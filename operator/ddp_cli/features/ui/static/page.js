@@ -40,15 +40,22 @@ const ddpMake = (tag, values, ...children) => {
     Idiomorph.morph(element, html, { morphStyle: "outerHTML", callbacks: { beforeAttributeUpdated: keep } });
   }
 
+  function showProblems(texts) {
+    find("problems").replaceChildren(...texts.map((text) => ddpMake("p", {}, text)));
+  }
+
   function connect(url, handlers) {
     const live = find("live");
     const source = new EventSource(url);
     const set = (kind, text) => { live.className = `live ${kind}`; live.textContent = text; };
-    source.onopen = () => set("on", "live");
     source.onerror = () => set("off", "not connected");
-    source.addEventListener("problem", (event) => set("off", JSON.parse(event.data)));
+    source.addEventListener("problem", (event) => showProblems([JSON.parse(event.data)]));
     for (const [name, handler] of Object.entries(handlers)) {
-      source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
+      source.addEventListener(name, (event) => {
+        set("on", "live");
+        showProblems([]);
+        handler(JSON.parse(event.data));
+      });
     }
     addEventListener("pagehide", () => source.close());
     return source;
@@ -112,7 +119,7 @@ const ddpMake = (tag, values, ...children) => {
     }
     list.order = order;
     for (const row of [...body.children]) if (!order.includes(row.id)) row.remove();
-    find("problems").replaceChildren(...problems.map((text) => ddpMake("p", {}, text)));
+    showProblems(problems);
     showTimes(body);
     arrange();
   }
