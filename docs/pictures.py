@@ -214,6 +214,7 @@ async def draw_pages() -> None:
                 await browser.until(ready)
                 for theme in ("light", "dark"):
                     await browser.choose_theme(theme)
+                    await asyncio.sleep(0.5)  # the charts are drawn again
                     await browser.shoot(Path(scratch, "shot.png"))
                     name = picture if theme == "light" else f"{picture}-dark"
                     save_picture(Path(scratch, "shot.png"), name)

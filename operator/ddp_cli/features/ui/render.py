@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import JobPage, format_settings
+from ddp_cli.features.ui.job_page import JobPage, format_settings, format_value
 from ddp_cli.features.ui.logs import LogPiece
 from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.view.terminal import make_printable
@@ -99,6 +99,7 @@ def _environment() -> Environment:
         "duration": format_duration,
         "lasting": _format_sum,
         "ms": _format_milliseconds,
+        "value": format_value,
         "commands": _mark_commands,
     }
     environment.globals |= {"version": __version__, "attentions": list(Attention)}
