@@ -10,13 +10,11 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.features.ui.rows import State, has_diverged, is_training, judge_attention, name_state
 from ddp_cli.features.ui.run import PodFacts, RecordedRun
 from ddp_cli.features.ui.timeline import Bar, list_bars
-from ddp_cli.local.ending import explain_interruption
 from ddp_cli.local.folder import choose_rate
-from ddp_cli.view.why import Note, Why, explain_straggler, explain_why, keep_local_advice
+from ddp_cli.view.why import Note, Why, explain_straggler
 from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, LastFailure, Progress, Status, Straggler
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.decide import conditions as c
 from ddp_operator.decide.report import read_rate
 from ddp_pod.contract.names import STALLED_STATES
 
@@ -108,7 +106,7 @@ class JobPage:
     def __post_init__(self) -> None:
         """Find what the page shows of its run."""
         run = self.run
-        why = explain_run(run, self.why, self.now)
+        why = run.explain(self.now, self.why)
         self.state = name_state(run.status, why, judge_attention(run.status, why, self.now))
         if self.deleted:
             self.state = self.state._replace(word=f"{self.state.word}, deleted")
@@ -136,15 +134,6 @@ class JobPage:
         """Addresses of the run in experiment trackers; pods report them, so others than web pages are left out."""
         links = self.status.tracking.links if self.status.tracking is not None else ()
         return [link for link in links if link.startswith(("https://", "http://"))]
-
-
-def explain_run(run: RecordedRun, why: Why | None, now: datetime) -> Why:
-    """Return the explanation of a run, with advice for its place. ``why``: what is known from more than its status."""
-    why = why or explain_why(run.resource, (), now)
-    if run.interrupted:
-        what, _, remedy = explain_interruption(run.resource, run.status, run.command).partition(" Start it with: ")
-        return Why(why.name, "Failed", c.INTERRUPTED, what, f"Start it with: {remedy}" if remedy else "")
-    return keep_local_advice(why) if run.command else why
 
 
 def _detail(note: Note, run: RecordedRun, ranks: Sequence[RankRow]) -> Note:

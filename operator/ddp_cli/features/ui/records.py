@@ -12,8 +12,6 @@ from ddp_cli.client.api import Api
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.client.job import Job
 from ddp_cli.client.records import RecordBackend, StoredRecord, is_claim, read_records
-from ddp_cli.features.ui.cluster_job import build_cluster_page, read_job, read_once
-from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.rows import Attention, Row, build_row
 from ddp_cli.features.ui.sources import Source, build_key
 from ddp_operator.api.kubeobjects import utc_now
@@ -91,13 +89,6 @@ class RecordedJobs(Source):
             raise NotFound(f"{self._place} has no record {key.rpartition('/')[2][:80]}")
         record = stored.decode()
         return Job(RecordBackend(record, self._place), record.resource["metadata"]["name"], record.resource)
-
-    def read_page(self, key: str) -> JobPage:
-        """Return the page of a deleted job. Raises: ClientError."""
-        job = self.find(key)
-        assert isinstance(job.backend, RecordBackend)
-        data = read_once(job.backend.api, job.resource)
-        return build_cluster_page(job.backend, read_job(job.resource, data, utc_now()), data, key=key)
 
     def sign(self, key: str) -> object:
         """Return what never changes: a record does not."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,7 +22,7 @@ from ddp_operator._version import __version__
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.texts import format_duration
 
-STATIC: Final = resources.files(__package__) / "static"
+STATIC: Final = Path(__file__).parent / "static"
 SCRIPTS: Final = ("uPlot.iife.min.js", "idiomorph.min.js", "page.js", "charts.js")
 _LIVE: Final = ("idiomorph.min.js",)
 """Not part of a saved page, which does not change."""

@@ -1,7 +1,7 @@
 """The list of jobs as typed rows, and the order in which a person must look at them. Pure."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
-from ddp_cli.view.why import Why, explain_why, name_stragglers
+from ddp_cli.features.ui.run import RecordedRun
+from ddp_cli.view.why import Why, name_stragglers
 from ddp_operator.api.kubeobjects import count_pod_gpus, parse_time
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Condition, Progress, QueueStatus, Status
-from ddp_operator.api.stored_fields import read_status
 from ddp_operator.api.texts import format_estimate
 from ddp_operator.decide import conditions as c
 
@@ -50,7 +51,6 @@ class State(NamedTuple):
 
 
 UNKNOWN: Final = State("Unknown", "bad")
-Explain = Callable[[Mapping[str, Any], datetime], Why]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +128,32 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
     return Attention.NEEDS_YOU if why.reason in _BROKEN or is_late else Attention.WAITING
 
 
-def explain_job(resource: Mapping[str, Any], now: datetime) -> Why:
-    """Return the explanation of a job of which no Events are read."""
-    return explain_why(resource, (), now)
-
-
 def build_row(
-    resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "", explain: Explain = explain_job
+    resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "", command: str = "", under_way: bool = True
 ) -> Row:
-    """Return the row of a resource; one that cannot be read has a row with the reason."""
+    """Return the row of a resource; one that cannot be read has a row with the reason.
+
+    ``command``, ``under_way``: of a run on this machine, as in ``RecordedRun``.
+    """
     metadata = resource["metadata"]
     row = Row(key, str(metadata["name"]), place or str(metadata.get("namespace") or ""))
     try:
-        return _fill(row, resource, now, explain(resource, now))
+        status = parse_status(resource)
+        points = read_points(status.history)
+        run = RecordedRun(resource, status, points, (), row.name, under_way=under_way, command=command)
+        return _fill(row, run, run.explain(now), now)
     except Exception as error:  # the fields come from users and other versions; a row may not end the page
         return replace(row, reason=f"This job cannot be read: {type(error).__name__}: {error}"[:_LONGEST])
 
 
-def _fill(row: Row, resource: Mapping[str, Any], now: datetime, why: Why) -> Row:
-    status = read_status(resource).status
+def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
+    status = run.status
     attention = judge_attention(status, why, now)
     progress = status.progress or Progress()
-    created = parse_time(resource["metadata"].get("creationTimestamp"))
+    metadata = run.resource["metadata"]
+    created = parse_time(metadata.get("creationTimestamp"))
     waits = attention is not Attention.ENDED and status.progress is None and not status.is_true(c.SCHEDULED)
-    points = [(point["time"], point["loss"]) for point in read_points(status.history) if "loss" in point]
+    points = [(point["time"], point["loss"]) for point in run.rows if "loss" in point]
     return replace(
         row,
         phase=why.phase,
@@ -161,12 +163,12 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime, why: Why) -> Row
         percent=100.0 if why.phase == "Succeeded" and not c.find_doubts(status) else read_percent(progress),
         progress=progress,
         restarts=status.restarts.all,
-        gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(resource),
+        gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(run.resource),
         curve=draw_sparkline(points),
         trains=is_training(status, why),
         started=(waits and created) or status.start_time or created,
         waits=waits,
-        uid=str(resource["metadata"].get("uid") or ""),
+        uid=str(metadata.get("uid") or ""),
     )
 
 

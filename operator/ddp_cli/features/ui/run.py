@@ -9,9 +9,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddp_cli.local.ending import read_record
+from ddp_cli.local.ending import explain_interruption, read_record
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.failures import describe_place
+from ddp_cli.view.why import Why, explain_why, keep_local_advice
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
@@ -103,6 +104,15 @@ class RecordedRun:
         failed = self.status.condition(c.FAILED)
         closed = failed is not None and failed.reason == c.INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
+
+    def explain(self, now: datetime, why: Why | None = None) -> Why:
+        """Return its explanation, with advice for its place. ``why``: what is known from more than its status."""
+        why = why or explain_why(self.resource, (), now)
+        if self.interrupted:
+            text = explain_interruption(self.resource, self.status, self.command)
+            what, _, remedy = text.partition(" Start it with: ")
+            return Why(why.name, "Failed", c.INTERRUPTED, what, f"Start it with: {remedy}" if remedy else "")
+        return keep_local_advice(why) if self.command else why
 
     @property
     def step_hint(self) -> str:

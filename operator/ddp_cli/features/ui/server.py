@@ -18,11 +18,8 @@ from aiohttp import web
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
-from ddp_cli.features.ui.records import RecordedJobs
 from ddp_cli.features.ui.render import (
-    SCRIPTS,
     STATIC,
-    STYLES,
     render,
     render_curves,
     render_job,
@@ -30,7 +27,7 @@ from ddp_cli.features.ui.render import (
     render_rows,
 )
 from ddp_cli.features.ui.rows import Attention, Row
-from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
+from ddp_cli.features.ui.sources import Source
 from ddp_cli.view.terminal import make_printable
 
 _POLICY: Final = (
@@ -46,7 +43,6 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
-_TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _TICK_SECONDS: Final = 0.7
 _CURVES_SECONDS: Final = 1.0
 _MOST_STREAMS: Final = 32
@@ -55,7 +51,6 @@ _FIRST_ROWS: Final = 24
 MOST_COMPARED: Final = 8
 _COOKIE: Final = "ddp-ui"
 
-Source = LocalRuns | ClusterJobs | RecordedJobs
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Events = AsyncGenerator[Sequence[tuple[str, str]]]
 """The events of each look, with their names and their data as JSON; none if nothing has changed."""
@@ -82,7 +77,7 @@ class Server:
                 web.get("/", self._show_list),
                 web.get("/events", self._stream_list),
                 web.get("/compare", self._show_comparison),
-                web.get("/static/{name}", self._send_static),
+                web.static("/static", STATIC),
             ]
         )
         for path in ("/{kind:run}/{name}", "/{kind:job|record}/{namespace}/{name}"):
@@ -299,13 +294,6 @@ class Server:
         pages = [await asyncio.to_thread(source.read_page, key) for source, key in map(self._find_source, keys)]
         text = await asyncio.to_thread(render_comparison, pages)
         return web.Response(text=text, content_type="text/html")
-
-    async def _send_static(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in (*SCRIPTS, *STYLES, "icon.svg"):
-            raise web.HTTPNotFound
-        text = (STATIC / name).read_text(encoding="utf-8")
-        return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]])
 
 
 def check_request(request: web.Request) -> str:

@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from ddp_cli.client.api import Api, Object, api_path, find_lease_renewal, is_about
@@ -21,17 +20,15 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import has_log, log_pod
 from ddp_cli.client.runs import read_job as read_run_job
-from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job
-from ddp_cli.features.ui.job_page import JobPage, explain_run
+from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job, read_once
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, follow_pods, follow_run, read_piece
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
 from ddp_cli.local.folder import STATUS_FILE, RunFolder
 from ddp_cli.local.own_files import is_own_folder
-from ddp_cli.view.why import Why
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.reading.events import read_event_time
 
@@ -58,8 +55,28 @@ class Source(ABC):
     problem = ""
 
     @abstractmethod
+    def refresh(self) -> Mapping[str, Row]:
+        """Return the rows; the same object as before if nothing has changed."""
+
+    @abstractmethod
     def find(self, key: str) -> Job:
         """Return a job: one of those that are here, never a path that a browser names. Raises: ClientError."""
+
+    @abstractmethod
+    def sign(self, key: str) -> object:
+        """Return what changes with what the page of a job shows."""
+
+    def read_page(self, key: str) -> JobPage:
+        """Return the page of a job. Raises: ClientError."""
+        job = self.find(key)
+        assert isinstance(job.backend, ClusterBackend)
+        data = self.read_data(key, job)
+        return build_cluster_page(job.backend, read_job(job.resource, data, utc_now()), data, key=key)
+
+    def read_data(self, key: str, job: Job) -> ClusterData:
+        """Return what is read of a job beside its resource: of a deleted one once. Raises: ClientError."""
+        assert isinstance(job.backend, ClusterBackend)
+        return read_once(job.backend.api, job.resource)
 
     def start(self) -> None:  # noqa: B027
         """Begin to read; what is read while a page is open needs nothing here."""
@@ -186,12 +203,7 @@ def _read_row(name: str, path: Path, *, in_use: bool) -> Row:
         return Row(key, name, "this machine", reason=str(error))
     named = {**resource, "metadata": {**resource["metadata"], "name": name}}
     command = RunFolder(path).command_line
-
-    def explain(resource: Mapping[str, Any], now: datetime) -> Why:
-        run = RecordedRun(resource, parse_status(resource), (), (), name=name, under_way=in_use, command=command)
-        return explain_run(run, None, now)
-
-    return build_row(named, utc_now(), key=key, place="this machine", explain=explain)
+    return build_row(named, utc_now(), key=key, place="this machine", command=command, under_way=in_use)
 
 
 @dataclass
@@ -259,12 +271,9 @@ class ClusterJobs(Source):
             raise NotFound(f"job {name[:80]} does not exist in namespace {namespace[:80]}; it may have been deleted")
         return Job(ClusterBackend(self._api.within(namespace)), name, resource)
 
-    def read_page(self, key: str) -> JobPage:
-        """Return the page of a job. Raises: ClientError."""
-        job = self.find(key)
-        opened = self._open(key, job)
-        assert isinstance(job.backend, ClusterBackend)
-        return build_cluster_page(job.backend, read_job(job.resource, opened, utc_now()), opened, key=key)
+    def read_data(self, key: str, job: Job) -> ClusterData:
+        """Return what the watches of a job have read. Raises: ClientError."""
+        return self._open(key, job)
 
     def sign(self, key: str) -> object:
         """Return the versions of a job, its pods and its Events."""

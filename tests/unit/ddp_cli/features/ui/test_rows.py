@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
+from ddp_cli.features.ui import run
 from ddp_cli.features.ui.rows import Attention, build_row, sort_rows
 from ddp_cli.view.why import Why
 from tests.support.builders import NOW, resource
@@ -78,11 +79,12 @@ def test_job_with_an_odd_status_has_a_row(status: Any) -> None:
     assert row.phase in ("Unknown", "Running", "Pending")
 
 
-def test_job_that_cannot_be_read_has_a_row_with_the_reason() -> None:
-    def explain(resource: Mapping[str, Any], now: datetime) -> Why:
+def test_job_that_cannot_be_read_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(resource: Mapping[str, Any], events: Sequence[Any], now: datetime) -> Why:
         raise LookupError("odd")
 
-    row = build_row(resource(), NOW, key="job/a/x", explain=explain)
+    monkeypatch.setattr(run, "explain_why", explain)
+    row = build_row(resource(), NOW, key="job/a/x")
     assert row.attention is Attention.NEEDS_YOU
     assert row.reason == "This job cannot be read: LookupError: odd"
 
