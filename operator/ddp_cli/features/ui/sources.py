@@ -113,8 +113,14 @@ class LocalRuns(Source):
 
     def refresh(self) -> Mapping[str, Row]:
         """Return the rows of the newest runs; the same object as before if nothing has changed."""
-        self.problem = f"{self._runs} is a link; name its target with --runs-dir" if self._runs.is_symlink() else ""
-        written = self._list_written()
+        written: Mapping[str, int] = {}
+        self.problem = ""
+        try:
+            written = self._list_written()
+        except FileNotFoundError:
+            pass  # no run has been started here
+        except OSError as error:
+            self.problem = f"{self._runs}: {error.strerror or error}; name the folder of runs itself with --runs-dir"
         newest = sorted(written, key=written.__getitem__, reverse=True)
         if len(newest) > _MOST_RUNS:
             self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
@@ -125,11 +131,11 @@ class LocalRuns(Source):
         return self._rows
 
     def _list_written(self) -> dict[str, int]:
-        """Return the folders of runs by their names, and when the status of each was written."""
+        """Return the folders of runs by their names, and when the status of each was written. Raises: OSError."""
         written: dict[str, int] = {}
         if self._runs.is_symlink():
-            return written
-        with suppress(OSError), os.scandir(self._runs) as entries:
+            raise OSError("this is a link")
+        with os.scandir(self._runs) as entries:
             for entry in entries:
                 with suppress(OSError):  # no run, or deleted meanwhile
                     if entry.is_dir(follow_symlinks=False):
@@ -154,7 +160,10 @@ class LocalRuns(Source):
     def _find_folder(self, key: str) -> RunFolder:
         name = os.fsdecode(unquote_to_bytes(key.removeprefix("run/")))
         folder = RunFolder(self._runs / name)
-        if name not in self._list_written() or not is_own_folder(folder.path):
+        is_listed = False
+        with suppress(OSError):
+            is_listed = name in self._list_written()
+        if not is_listed or not is_own_folder(folder.path):
             raise NotFound(f"run {name[:80]} does not exist in {self._runs}; it may have been deleted")
         return folder
 

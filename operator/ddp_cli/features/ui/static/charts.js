@@ -118,7 +118,7 @@ const ddpCharts = {};
 
   // All charts of a page show the same span, unless it is zoomed.
   function findRange({ data: [xs] }, min, max) {
-    if (min !== xs[0] || max !== xs.at(-1)) return [min, max];
+    if (!xs?.length || min !== xs[0] || max !== xs.at(-1)) return [min, max];
     const places = data.charts.flatMap((chart) => chart.lines).flatMap((line) => pick(line)[0]);
     return [places.reduce((one, other) => Math.min(one, other)), places.reduce((one, other) => Math.max(one, other))];
   }
@@ -207,6 +207,8 @@ const ddpCharts = {};
     const place = document.getElementById("charts");
     if (!data?.charts.length || !place) return;
     place.querySelector(".empty")?.remove();
+    const parts = data.charts.flatMap((chart) => chart.lines).flatMap((line) => line.parts);
+    document.querySelector("[name=axis][value=s]").disabled = !parts.some((part) => part.s.some((step) => step !== null));
     const figures = data.charts.map((chart) => document.getElementById(`figure-${chart.id}`) ?? buildFigure(chart));
     if (figures.some((figure) => !figure.isConnected)) place.append(...figures);
     data.charts.forEach(drawChart);

@@ -102,7 +102,8 @@ const ddpMake = (tag, values, ...children) => {
     }
     rows.sort((one, other) => (list.down ? -1 : 1) * compareRows(one, other));
     rows.forEach((row, place) => { if (body.children[place] !== row) body.insertBefore(row, body.children[place]); });
-    find("empty").hidden = rows.some((row) => !row.hidden);
+    find("empty").hidden = rows.length > 0;
+    find("unmatched").hidden = rows.length === 0 || rows.some((row) => !row.hidden);
     const compare = find("compare");
     const chosen = body.querySelectorAll("input:checked").length;
     compare.disabled = chosen < 2 || chosen > Number(compare.dataset.most);

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.client.errors import NotFound
 from ddp_cli.features.ui import sources
 from ddp_cli.features.ui.sources import LocalRuns
 from ddp_cli.local.folder import RunFolder
@@ -61,6 +62,20 @@ def test_run_that_is_added_or_deleted_is_seen_at_the_next_refresh(tmp_path: Path
     rows = runs.refresh()
     assert f"run/{added.path.name}" in rows
     assert f"run/{ended[0].path.name}" not in rows
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "missing"])
+def test_folder_of_runs_that_cannot_be_read_is_a_problem(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "runs"
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        folder.symlink_to(tmp_path)
+    runs = LocalRuns(folder)
+    assert runs.refresh() == {}
+    assert ("--runs-dir" in runs.problem) == (kind != "missing")
+    with pytest.raises(NotFound):
+        runs.find("run/x")
 
 
 def test_row_of_a_run_that_was_killed_states_it_as_its_page_does(tmp_path: Path) -> None:
