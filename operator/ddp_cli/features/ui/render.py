@@ -27,6 +27,8 @@ SCRIPTS: Final = ("uPlot.iife.min.js", "idiomorph.min.js", "page.js", "charts.js
 _LIVE: Final = ("idiomorph.min.js",)
 """Not part of a saved page, which does not change."""
 _NO_LINES: Final = LogPiece()
+_MOST_ROWS: Final = 200
+"""Of a table of Events or interruptions."""
 STYLES: Final = ("uPlot.min.css", "page.css")
 PARTS: Final = ("head", "now", "timeline", "ranks", "events", "settings")
 """The parts of a job's page that change, each a template and an element."""
@@ -102,7 +104,7 @@ def _environment() -> Environment:
         "value": format_value,
         "commands": _mark_commands,
     }
-    environment.globals |= {"version": __version__, "attentions": list(Attention)}
+    environment.globals |= {"version": __version__, "attentions": list(Attention), "most_rows": _MOST_ROWS}
     return environment
 
 

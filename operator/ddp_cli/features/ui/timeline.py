@@ -1,5 +1,6 @@
 """The life of a job as bars, from its Events, its conditions, and the steps that it is known to have made. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -78,17 +79,13 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
         _Change(run.start + mark.time, "restart", _BEFORE.get(mark.label, "")) for mark in run.marks if mark.is_known
     ]
     reported += _list_reported(run)
-    stops = [change.time for change in reported if change.kind in (_STALLED, _SILENT)]
+    stops = sorted(change.time for change in reported if change.kind in (_STALLED, _SILENT))
     stretches = _list_stretches(run.rows, stops)
-    outside = [
-        change
-        for change in sorted(reported, key=lambda change: change.time)
-        if not any(part.first <= change.time < part.find_end(change.kind) for part in stretches)
-    ]
+    outside = [change for change in reported if not _is_within(change, stretches)]
     changes = [
         _Change(run.start, "queue"),
         *(_Change(part.last, _NO_STEPS, spacing=part.spacing) for part in stretches),
-        *outside,
+        *sorted(outside, key=lambda change: change.time),
         *(_Change(part.first, "steps") for part in stretches),
     ]
     changes.sort(key=lambda change: change.time)
@@ -99,6 +96,12 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
     elif changes[-1].kind == _NO_STEPS and run.status.is_true(c.PROGRESSING):
         changes.pop()  # newer steps are not read
     return _draw([*changes, _Change(end, "", before)], run.start)
+
+
+def _is_within(change: _Change, stretches: Sequence[_Stretch]) -> bool:
+    """Return whether steps were made before and after a change."""
+    place = bisect_right(stretches, change.time, key=lambda part: part.first)
+    return place > 0 and change.time < stretches[place - 1].find_end(change.kind)
 
 
 def _list_reported(run: RecordedRun) -> Iterator[_Change]:
@@ -116,12 +119,12 @@ def _list_reported(run: RecordedRun) -> Iterator[_Change]:
 
 
 def _list_stretches(rows: Sequence[Row], stops: Sequence[float]) -> list[_Stretch]:
-    """Return when steps were made: by each process, and before and after each stop."""
+    """Return when steps were made: by each process, and before and after each of the sorted stops."""
     stretches = []
     for process in split_processes(rows):
         made = [process[0]["time"]]
         made += [row["time"] for before, row in pairwise(process) if _count(row) != _count(before)]
-        for _, part in groupby(made, key=lambda time: sum(stop <= time for stop in stops)):
+        for _, part in groupby(made, key=lambda time: bisect_right(stops, time)):
             times = list(part)
             spacing = max((later - time for time, later in pairwise(times)), default=0.0)
             stretches.append(_Stretch(times[0], times[-1], spacing))
@@ -135,12 +138,14 @@ def _count(row: Row) -> float:
 def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:
     """Return a bar for each change that lasts; equal ones that follow each other are one."""
     bars: list[Bar] = []
+    has_steps = False
     for change, after in pairwise(changes):
         kind = change.kind
         if kind == _NO_STEPS:
             kind = _name_pause(change, after)
-        elif kind == "first step" and any(bar.kind == "steps" for bar in bars):
+        elif kind == "first step" and has_steps:
             kind = "restart"
+        has_steps = has_steps or kind == "steps"
         if after.time <= change.time or not kind:
             continue
         if bars and bars[-1].kind == kind:

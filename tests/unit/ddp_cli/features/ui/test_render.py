@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.logs import LogPiece, ShownLine
 from ddp_cli.features.ui.render import SCRIPTS, STATIC, render_parts, render_saved, to_json
-from ddp_cli.features.ui.run import read_run
+from ddp_cli.features.ui.run import LoggedEvent, read_run
 from ddp_cli.features.ui.sources import build_run_page
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.why import Note
-from tests.support.builders import resource
+from tests.support.builders import NOW, resource
 from tests.unit.ddp_cli.features.ui.test_run import write_run
 
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\u202egnp\x00 https://me:secret@host/"
@@ -146,3 +147,12 @@ def test_explanation_has_its_commands_marked(tmp_path: Path) -> None:
 
 def test_scripts_of_the_package_are_present() -> None:
     assert all((STATIC / name).is_file() for name in SCRIPTS)
+
+
+def test_tables_state_how_many_rows_they_leave_out(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path))
+    events = [LoggedEvent(2000.0 + 20 * number, "Warning", "FailureOOM", "m") for number in range(500)]
+    parts = render_parts(JobPage(replace(run, events=events), NOW))
+    assert parts["events"].count("<b>FailureOOM</b>") == parts["timeline"].count("<b>OOM</b>") == 200
+    assert "300 earlier ones are left out." in parts["events"]
+    assert re.search(r"\d+ earlier ones are left out.", parts["timeline"])
