@@ -248,6 +248,8 @@ const ddpMake = (tag, values, ...children) => {
     setInterval(() => showTimes(document), 10_000);
     const { list: listUrl, job } = document.body.dataset;
     if (listUrl) startList(listUrl);
+    const lines = find("lines");
+    if (lines) lines.scrollTop = lines.scrollHeight; // a saved page has its lines already
     if (job && location.protocol !== "file:") {
       connect(`${job}/events`, { parts: takeParts, curves: (data) => ddpCharts.show(data) });
       startLog(job);

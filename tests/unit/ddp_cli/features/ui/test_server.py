@@ -257,3 +257,10 @@ async def test_job_of_any_name_is_found_by_the_address_in_its_row(
     (key,) = re.findall(r'href="/(run/[^"]+)"', page)
     for path in (f"/{key}", f"/{key}/log", f"/compare?job={quote(key)}&job={quote(key)}"):
         assert (await client.get(URL(path, encoded=True))).status == 200
+
+
+async def test_list_that_is_opened_before_the_first_reading_has_its_jobs(runs: Path, name: str) -> None:
+    server = Server([LocalRuns(runs)], "here")
+    async with TestClient(TestServer(server.build())) as client:
+        await client.get("/", params={"token": server.token})
+        assert f'id="run/{name}"' in await (await client.get("/")).text()
