@@ -1,6 +1,6 @@
 """The life of a job as bars, from its Events, its conditions, and the steps that it is known to have made. Pure."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -100,7 +100,7 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
 
 def _is_within(change: _Change, stretches: Sequence[_Stretch]) -> bool:
     """Return whether steps were made before and after a change."""
-    place = bisect_right(stretches, change.time, key=lambda part: part.first)
+    place = bisect_left(stretches, change.time, key=lambda part: part.first)
     return place > 0 and change.time < stretches[place - 1].find_end(change.kind)
 
 
@@ -158,10 +158,11 @@ def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:
 def _name_pause(pause: _Change, after: _Change) -> str:
     """Return what a job did between its last known step and a change."""
     seconds = after.time - pause.time
+    known = after.kind if after.kind in (_STALLED, _SILENT) else after.before
+    if seconds <= LATE_SECONDS and after.kind == "restart" and not known:
+        return after.kind  # it had begun when it was reported
     if seconds <= pause.spacing:
         return "steps"  # the next point was not due yet
-    if after.kind in (_STALLED, _SILENT) or after.before:
-        return after.before or after.kind
-    if seconds <= LATE_SECONDS and after.kind != "steps":
+    if seconds <= LATE_SECONDS and after.kind != "steps" and not known:
         return after.kind or "steps"
-    return _NO_STEPS
+    return known or _NO_STEPS

@@ -50,7 +50,13 @@ def test_job_without_events_and_steps_has_one_bar() -> None:
 
 def test_bars_follow_queue_start_steps_and_restart() -> None:
     bars = draw([*STEPS, *AGAIN], *BEGUN, (28.0, "FailureKilled"), (30.0, "Rendezvoused"), end=115.0)
-    assert bars == [*START, ("steps", 14.0, 28.0), ("restart", 28.0, 100.0), ("steps", 100.0, 115.0)]
+    assert bars == [*START, ("steps", 14.0, 26.0), ("restart", 26.0, 100.0), ("steps", 100.0, 115.0)]
+
+
+@pytest.mark.parametrize("reported", [18.0, 20.0, 21.0, 23.0])
+def test_restart_that_is_shorter_than_the_distance_of_points_is_shown(reported: float) -> None:
+    bars = draw([14.0, 18.0, -21.0, 25.0], *BEGUN, (reported, "FailureKilled"), end=25.0)
+    assert bars == [*START, ("steps", 14.0, 18.0), ("restart", 18.0, 21.0), ("steps", 21.0, 25.0)]
 
 
 @pytest.mark.parametrize(
