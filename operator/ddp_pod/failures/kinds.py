@@ -337,7 +337,7 @@ KINDS: Final = (
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
         remedy="correct the JSON, YAML or TOML at the line in the message (a tag: for another loader); an empty one "
-        "or a web page is a failed download"),
+        "or web page is a failed download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",

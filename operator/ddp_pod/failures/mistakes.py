@@ -16,6 +16,7 @@ from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, TENSORS, FailureK
 _MISTAKES: Final = {
     "ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError",
     "NotImplementedError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
+    "sqlite3.ProgrammingError",
 }  # fmt: skip
 _WRONG_VALUES: Final = {
     "ValueError", "_pickle.PicklingError", "pickle.PicklingError", "configparser.Error", "argparse.ArgumentError",

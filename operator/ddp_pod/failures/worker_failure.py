@@ -252,10 +252,12 @@ def shorten_mismatch(message: str) -> str:
 def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
-    if judgement.kind is HELPER and end.child is None:
-        judgement = _judge_by_helper(judgement, _await_helper_error(pod, end.local_rank))
+    helper = _await_helper_error(pod, end.local_rank) if judgement.kind is HELPER and end.child is None else None
+    if helper is not None:
+        judgement = _judge_by_helper(judgement, helper)
     outcome = judgement.outcome
-    if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement):
+    chain = list_exceptions(end) if helper is None else [judgement.cause]
+    if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement.kind, chain):
         outcome = FATAL
     if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
         outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
@@ -339,10 +341,8 @@ def _await_helper_error(pod: Pod, local_rank: int) -> PrintedTraceback | None:
         time.sleep(0.05)
 
 
-def _judge_by_helper(judgement: Judgement, helper: PrintedTraceback | None) -> Judgement:
-    """Return the kind of failure by the exception that ended a helper process, if there is one."""
-    if helper is None:
-        return judgement
+def _judge_by_helper(judgement: Judgement, helper: PrintedTraceback) -> Judgement:
+    """Return the kind of failure by the exception that ended a helper process."""
     facts = complete_facts(ExceptionFacts((helper.exception_type,), helper.message))
     return find_kind([facts]) or judgement._replace(cause=facts)
 
@@ -362,11 +362,11 @@ def _describe_signal(end: WorkerEnd, judgement: Judgement, bus: BusError | None)
     return f" (its process {end.child.name} was {describe_exit(-end.child.number)}{note})"
 
 
-def _recurs(pod: Pod, end: WorkerEnd, judgement: Judgement) -> bool:
-    """Return whether each attempt would end in the same way."""
+def _recurs(pod: Pod, end: WorkerEnd, kind: FailureKind, chain: Sequence[ExceptionFacts]) -> bool:
+    """Return whether each attempt would end in the same way. ``chain``: of the rank, or of the helper that ended."""
     if not end.exception_type:
         return False
-    return recurs(judgement.kind, list_exceptions(end), lasted=_measure_run(pod, end), elastic=pod.elastic)
+    return recurs(kind, chain, lasted=_measure_run(pod, end), elastic=pod.elastic)
 
 
 def _measure_run(pod: Pod, end: WorkerEnd) -> float:

@@ -7,6 +7,7 @@ import errno
 import json
 import multiprocessing
 import os
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,7 @@ from torch.utils.data import DataLoader
 from ddp_pod.base.exceptions import ExceptionFacts
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
+from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.failures.kinds import UNKNOWN_KIND
 from ddp_pod.failures.mistakes import recurs
 from ddp_pod.failures.rules import WorkerEnd
@@ -296,6 +299,34 @@ def test_ranks_that_part_within_minutes_do_so_in_each_attempt(
 def test_end_of_a_helper_has_one_signature(text: str, tmp_path: Path) -> None:
     kind, _, message = text.partition(": ")
     assert examine_worker(launcher_pod(tmp_path), WorkerEnd(1, kind, message)).signature == HELPER_ENDED
+
+
+@pytest.mark.parametrize(
+    ("helper", "exit_code"),
+    [
+        ("IndexError: string index out of range", EXIT_USER_ERROR),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", EXIT_RETRYABLE),
+        ("", EXIT_RETRYABLE),
+    ],
+)
+def test_exception_of_a_helper_decides_whether_its_end_recurs(helper: str, exit_code: int, tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    trace = 'Process Env-1:\nTraceback (most recent call last):\n  File "/app/env.py", line 3, in run\n    f()\n'
+    (tmp_path / "output" / "0.end").write_text(f"{trace}{helper}\n" if helper else "epoch 1\n")
+    first, second = multiprocessing.Pipe()
+    second.close()
+    failure = examine(first.recv, tmp_path)
+    assert failure.container_exit_code == exit_code
+
+
+def query_in_another_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        connection = pool.submit(sqlite3.connect, ":memory:").result()
+    connection.execute("SELECT 1")
+
+
+def test_error_of_programming_of_a_database_is_a_mistake(tmp_path: Path) -> None:
+    assert examine(query_in_another_thread, tmp_path).container_exit_code == EXIT_USER_ERROR
 
 
 @pytest.mark.parametrize(
