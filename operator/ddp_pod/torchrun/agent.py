@@ -24,6 +24,7 @@ from ..contract.failure_record import Failure, KnownFailure, RankEnd
 from ..contract.names import STOPPING_FILE
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.collective_places import RankPlace
+from ..failures.kinds import OTHER_SIZES
 from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import (
     EndedPeers,
@@ -35,7 +36,7 @@ from ..failures.worker_failure import (
     list_error_files,
     remove_error_files,
 )
-from ..progress.output import SECONDS_TO_KEEP
+from ..progress.output import SECONDS_TO_KEEP, read_end
 from ..rank.group_records import list_trainers
 from .channel import (
     AgentRequest,
@@ -379,9 +380,17 @@ class PodAgent(LocalElasticAgent):
             failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
         if self._has_lost_store and self._pod.node != 0:
             failures = [attribute_to_lost_master(failure) for failure in failures]
-        is_aborted = any(end.exit_code == -signal.SIGABRT for end in ends)
-        peers = self._round_state.await_lost_places() if is_aborted and self._pod.is_multi_node else ()
-        self._request_verdict(failures, ended_peers, peers)
+        self._request_verdict(failures, ended_peers, self._find_other_side(ends))
+
+    def _find_other_side(self, ends: Sequence[WorkerEnd]) -> Sequence[RankPlace]:
+        """Return where ranks of other pods were when gloo aborted one of this pod, as their sizes differ."""
+        aborted = [end.local_rank for end in ends if end.exit_code == -signal.SIGABRT]
+        if not aborted or not self._pod.is_multi_node:
+            return ()
+        state: RoundState = self._round_state
+        return state.await_lost_places(
+            lambda: any(OTHER_SIZES.search(read_end(self._pod, local_rank)) for local_rank in aborted)
+        )
 
     def _request_verdict(
         self, failures: Sequence[Failure], ended_peers: EndedPeers, peers: Sequence[RankPlace] = ()

@@ -21,6 +21,7 @@ from .store import SignedStore, query_store
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
 _SECONDS_FOR_PLACES = 5.0  # within which the peers of an aborted rank notice its end
+_SECONDS_FOR_OUTPUT = 1.0  # within which its last lines have arrived
 _SECONDS_TO_DESCRIBE = 2.0  # that a pod waits for its peers before it describes its end
 
 
@@ -158,12 +159,17 @@ class RoundState:
             self.store.append("places", list(place))
         return True
 
-    def await_lost_places(self) -> list[RankPlace]:
-        """Return where ranks of other pods have lost a peer, within seconds; empty: none has shared that."""
-        deadline = time.monotonic() + _SECONDS_FOR_PLACES
+    def await_lost_places(self, is_needed: Callable[[], bool]) -> list[RankPlace]:
+        """Return where ranks of other pods have lost a peer, within seconds; empty: none has shared that.
+
+        ``is_needed``: whether the last lines of this pod's ranks show that both sides explain the failure. A restart
+        after another one does not wait.
+        """
+        since = time.monotonic()
         while True:
             places = read_places(query_store(partial(self.store.read_log, "places")) or (), self._pod.node)
-            if places or time.monotonic() > deadline:
+            waited = time.monotonic() - since
+            if places or waited > _SECONDS_FOR_PLACES or (waited > _SECONDS_FOR_OUTPUT and not is_needed()):
                 return places
             self._pause()
 
