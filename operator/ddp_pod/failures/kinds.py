@@ -278,10 +278,10 @@ KINDS: Final = (
         "torch.serialization.add_safe_globals() or call torch.load(…, weights_only=False)"),
     FailureKind(
         "A checkpoint of another model", outcome=FATAL,
-        words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
-        r"|Size mismatch between saved",
-        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same or "
-        "start without it; keys module.* are of DDP: save model.module.state_dict()"),
+        words=r"(?s)loading state_dict(?!.*\bexception\b)|loaded state dict|Size mismatch between saved"
+        r"|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict",
+        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same, "
+        "or drop what differs; keys module.* are of DDP: save model.module.state_dict()"),
     FailureKind(
         "No process group, or two", outcome=FATAL,
         words="Default process group has not been initialized|default process group twice",

@@ -7,6 +7,7 @@ its text, to the rank. The failing code goes along: as an attribute, or at the e
 import json
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -35,8 +36,8 @@ def observe_helpers(find_failing_code: FindCode) -> None:
     ``find_failing_code``: returns that code; it may raise anything.
     """
     hooks = (
-        _WrapperHook("torch._utils", find_failing_code),
-        _SpawnHook("torch.multiprocessing.spawn", find_failing_code),
+        _WrapperHook(find_failing_code),
+        _SpawnHook(find_failing_code),
         _PoolHook("multiprocessing.pool", find_failing_code, "ExceptionWithTraceback"),
         _PoolHook("concurrent.futures.process", find_failing_code, "_ExceptionWithTraceback"),
     )
@@ -44,14 +45,12 @@ def observe_helpers(find_failing_code: FindCode) -> None:
         hook.start()
 
 
-class _HelperHook(ImportHook):
-    def __init__(self, module: str, find_failing_code: FindCode) -> None:
-        super().__init__(module)
-        self._find_failing_code = find_failing_code
-
-
-class _WrapperHook(_HelperHook):
+class _WrapperHook(ImportHook):
     """Completes ``ExceptionWrapper``, which takes the text of an exception."""
+
+    def __init__(self, find_failing_code: FindCode) -> None:
+        super().__init__("torch._utils")
+        self._find_failing_code = find_failing_code
 
     def watch(self, module: Any) -> None:
         """Wrap the constructor."""
@@ -67,11 +66,12 @@ class _WrapperHook(_HelperHook):
             pass
 
 
-class _PoolHook(_HelperHook):
+class _PoolHook(ImportHook):
     """Completes exceptions that a pool sends. ``carrier``: the class around one, which removes its frames."""
 
     def __init__(self, module: str, find_failing_code: FindCode, carrier: str) -> None:
-        super().__init__(module, find_failing_code)
+        super().__init__(module)
+        self._find_failing_code = find_failing_code
         self._carrier = carrier
 
     def watch(self, module: Any) -> None:
@@ -93,8 +93,12 @@ def _is_original(error: BaseException, name: str) -> bool:
     return find_member(type(error), name) is vars(BaseException)[name]
 
 
-class _SpawnHook(_HelperHook):
+class _SpawnHook(ImportHook):
     """Completes the file of a process of ``spawn``, from which the rank reads one pickled text."""
+
+    def __init__(self, find_failing_code: FindCode) -> None:
+        super().__init__("torch.multiprocessing.spawn")
+        self._find_failing_code = find_failing_code
 
     def watch(self, module: Any) -> None:
         """Wrap the function that runs in the process."""
@@ -103,6 +107,7 @@ class _SpawnHook(_HelperHook):
             module._wrap = self._complete(original)
 
     def _complete(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)  # it is pickled by its name
         def run(function: Any, number: int, arguments: Any, path: Any) -> None:
             try:
                 original(function, number, arguments, path)
@@ -110,8 +115,6 @@ class _SpawnHook(_HelperHook):
                 self._note(end.__context__, path)
                 raise
 
-        run.__module__ = original.__module__  # it is pickled by its name
-        run.__qualname__ = original.__qualname__
         return run
 
     def _note(self, error: BaseException | None, path: str) -> None:

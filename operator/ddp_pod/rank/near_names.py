@@ -27,6 +27,8 @@ _MOST_COMPARED: Final = 2000  # names: a vocabulary has a million, and a compari
 _LENGTH: Final = 40  # characters of a name
 _NEAR: Final = 0.7  # of difflib's ratio
 _ARGUMENT: Final = re.compile(r"(?:unexpected keyword|missing \d+ required \S+) arguments?:? '([^']+)'")
+_MARK: Final = "\ufeff"
+_WITHOUT_MARK: Final = "utf-8-sig"
 _PLAIN_KEYS: Final = (str, int, float, bool, bytes, type(None))
 _NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
 
@@ -97,7 +99,13 @@ def _list_keys(key: str, table: dict[Any, Any]) -> str:
     names = list(dict.fromkeys([*_list_near(key, names), *names]))[:_MOST]
     count = dict.__len__(table)
     more = f" and {count - len(names)} more" if names and count > len(names) else ""
-    return f"{', '.join(names) or f'{count} other keys'}{more}"
+    mark = f" (a byte order mark: read the file as {_WITHOUT_MARK})" if any(_MARK in name for name in names) else ""
+    return f"{', '.join(map(_show, names)) or f'{count} other keys'}{more}{mark}"
+
+
+def _show(name: str) -> str:
+    """Return a name, with escapes for characters that nobody sees."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _find_variables(error: NameError, frame: FrameType) -> str:

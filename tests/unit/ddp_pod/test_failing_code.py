@@ -512,6 +512,18 @@ def test_key_of_another_type_than_all_others_is_named(tmp_path: Path) -> None:
     assert remedy.startswith("numbers has no, sv, keys of type str, not bool: ")
 
 
+def read_marked_column() -> None:
+    row = {"\ufefftext": 1, "stars\xa0": 2}
+    row["text"]
+
+
+def test_invisible_characters_of_a_key_are_shown(tmp_path: Path) -> None:
+    remedy = examine(read_marked_column, tmp_path).remedy
+    assert remedy.startswith(
+        r"row has '\ufefftext', 'stars\xa0' (a byte order mark: read the file as utf-8-sig)".replace(r"\\", "\\")
+    )
+
+
 def test_relative_import_of_a_program_is_explained(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from .model import Net\n")

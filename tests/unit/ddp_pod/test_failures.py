@@ -162,6 +162,7 @@ EXCEPTIONS = {
         ("RuntimeError: a leaf Variable that requires grad is being used in an in-place operation.", "under no_grad"),
         ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
         ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
+        ("RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for w", "drop what differs"),
         ("ValueError: Default process group has not been initialized", "init_process_group()"),
         ("RuntimeError: Expected to have finished reduction in the prior", "find_unused_parameters"),
         ("RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn", "without no_grad()"),
