@@ -38,7 +38,8 @@ PRIVATE = {
     # A rank without them records no process group, which then stays unknown.
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._update_default_pg",
-    # Nothing public takes an exception from a DataLoader worker, or a process of spawn(), to its rank. Without them its values are unknown.
+    # Nothing public takes an exception from a DataLoader worker, or a process of spawn(), to its rank, whose values are
+    # unknown without them.
     "torch._utils.ExceptionWrapper",
     "torch._utils.ExceptionWrapper.__init__",
     "torch.multiprocessing.spawn._wrap",

@@ -42,6 +42,8 @@ OTHER_SIZES: Final = re.compile(r"op\.preamble\.length <= op\.nbytes")
 MISMATCH: Final = re.compile(rf"mismatch between collectives|{OTHER_SIZES.pattern}")
 PEERS: Final = "Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure"
 """Libraries and messages about other ranks, in any case of letters."""
+REFUSED_ARGUMENTS: Final = re.compile(r"ProcessGroup\w+::\w+:")
+"""The beginning of a message by which a process group refuses the arguments of a collective, before it calls peers."""
 _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
@@ -131,7 +133,7 @@ UNFIT_TENSORS: Final = FailureKind(
 KINDS: Final = (
     FailureKind(
         "A slow DataLoader", words="DataLoader timed out after",
-        remedy="let its workers read faster, or raise its timeout"),
+        remedy="make its workers faster, or raise its timeout"),
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
         remedy="close files, clone kept tensors of DataLoader workers, call "

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..base.exceptions import LIBRARY, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
-from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, TENSORS, FailureKind
+from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, TENSORS, FailureKind
 
 # Builtin classes, also those of libraries that derive from them.
 _MISTAKES: Final = {
@@ -73,7 +73,8 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
     if facts.types[0] == "RuntimeError":
         if facts.by_script or _NUMERIC.search(facts.message):
             return False
-        return bool(TENSORS.search(facts.text)) or _is_refusal(facts)
+        is_refused = bool(TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message))
+        return is_refused or _is_refusal(facts)
     if facts.types[0] == "AssertionError" and _is_refusal(facts):
         return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):

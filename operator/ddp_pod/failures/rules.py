@@ -25,6 +25,7 @@ from .kinds import (
     NO_GPU,
     OUT_OF_MEMORY,
     PEERS,
+    REFUSED_ARGUMENTS,
     SCRIPT_ERROR,
     UNKNOWN_KIND,
     FailureKind,
@@ -243,6 +244,8 @@ def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:
 
 def _is_of_peers(facts: ExceptionFacts) -> bool:
     """Return whether an exception tells of other ranks: by the library that it names, or by the call that raised it."""
+    if REFUSED_ARGUMENTS.match(facts.message) and not _LOST.search(facts.message):
+        return False
     if _PEERS.search(facts.text):
         return True
     return bool(_COLLECTIVE_PLACE.search(facts.place) and _LOST.search(facts.message))

@@ -62,7 +62,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
         last = _find_part(error, traces[-2]) or last
-    required = None if last is None or own_trace is None else last.required or _find_value_that_is_none(error, last)
+    required = None if last is None or own_trace is None else last.required or _find_missing_value(error, last)
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
@@ -262,6 +262,24 @@ def _negate(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return ast.Compare(node.left, [_OPPOSITES[type(node.ops[0])]()], node.comparators)
     return ast.UnaryOp(ast.Not(), node)
+
+
+def _find_missing_value(error: BaseException, part: _Part) -> ast.expr | None:
+    """Return that a value must not be None, or how long one must be, if an error is about that."""
+    return _find_missing_item(part) if type(error) is IndexError else _find_value_that_is_none(error, part)
+
+
+def _find_missing_item(part: _Part) -> ast.expr | None:
+    """Return how long a list or a tuple must be for the item that is read or set."""
+    node = part.expression
+    if not isinstance(node, ast.Subscript):
+        return None
+    known, owner = read_operand(part.frame, node.value)
+    number = read_operand(part.frame, node.slice)[1]
+    if known is not node.value or type(owner) not in (list, tuple) or type(number) is not int or number < 0:
+        return None
+    length = ast.Call(ast.Name("len", ast.Load()), [node.value], [])
+    return ast.Compare(length, [ast.Gt()], [node.slice])
 
 
 def _find_value_that_is_none(error: BaseException, part: _Part) -> ast.expr | None:

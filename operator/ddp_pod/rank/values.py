@@ -243,6 +243,8 @@ def _describe_object(value: Any) -> str:
     if tensors:
         return _describe_tensor(tensors[0])
     name = list_names(type(value))[0]
+    if find_module_name(type(value)) == "builtins" and find_member(type(value), "__next__") is not None:
+        return f"{name}, an iterator, which gives its items once"
     if is_instance(value, Enum):
         return f"{name}.{read_attributes(value).get('_name_')}"
     return f"{name}{find_module_facts(value)}" if is_module(value) else name

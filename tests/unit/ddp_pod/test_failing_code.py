@@ -512,6 +512,31 @@ def test_key_of_another_type_than_all_others_is_named(tmp_path: Path) -> None:
     assert remedy.startswith("numbers has no, sv, keys of type str, not bool: ")
 
 
+def set_item() -> None:
+    gathered: list[int] = []
+    rank = 1
+    gathered[rank] = 5
+
+
+def pass_used_iterator() -> None:
+    trainable = filter(lambda parameter: parameter.requires_grad, nn.Linear(2, 2).parameters())
+    list(trainable)
+    torch.optim.AdamW(trainable)
+
+
+@pytest.mark.parametrize(
+    ("work", "remedy"),
+    [
+        (set_item, "meet what `gathered[rank]` requires: len(gathered) > rank (gathered: [], rank: 1)"),
+        (pass_used_iterator, "(param_groups: [], trainable: filter, an iterator, which gives its items once)"),
+    ],
+)
+def test_lists_that_are_too_short_and_used_iterators_are_shown(
+    work: Callable[[], None], remedy: str, tmp_path: Path
+) -> None:
+    assert remedy in examine(work, tmp_path).remedy
+
+
 def read_marked_column() -> None:
     row = {"\ufefftext": 1, "stars\xa0": 2}
     row["text"]

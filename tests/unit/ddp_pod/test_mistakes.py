@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from ddp_pod.base.exceptions import ExceptionFacts
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
-from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
+from ddp_pod.contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.failures.kinds import UNKNOWN_KIND
 from ddp_pod.failures.mistakes import recurs
 from ddp_pod.failures.rules import WorkerEnd
@@ -317,6 +317,21 @@ def test_exception_of_a_helper_decides_whether_its_end_recurs(helper: str, exit_
     second.close()
     failure = examine(first.recv, tmp_path)
     assert failure.container_exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [
+        ("ProcessGroupGloo::scatter: Incorrect input list size 4. Input list size should be 2", EXIT_USER_ERROR),
+        ("ProcessGroupGloo::scatter: Connection closed by peer", EXIT_PEER_LOST),
+    ],
+)
+def test_arguments_that_a_process_group_refuses_are_a_mistake(message: str, exit_code: int, tmp_path: Path) -> None:
+    error = {"type": "RuntimeError", "message": message, "exitCode": 1}
+    chain = [{"types": ["RuntimeError"], "message": message, "place": "/site-packages/torch/distributed/c10d.py"}]
+    (tmp_path / "errors").mkdir()
+    write_json(str(tmp_path / "errors/0.json"), {**error, "chain": chain})
+    assert examine_worker(launcher_pod(tmp_path), WorkerEnd(1)).container_exit_code == exit_code
 
 
 def query_in_another_thread() -> None:
