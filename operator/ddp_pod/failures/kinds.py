@@ -338,7 +338,7 @@ KINDS: Final = (
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML at the line in the message (a tag: for another loader); an empty one "
+        remedy="correct the JSON, YAML or TOML at the line in the message (a tag: for another loader); an empty file "
         "or web page is a failed download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
@@ -388,7 +388,7 @@ KINDS: Final = (
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the loaded state has other shapes, types or devices than the parameters: load that of this model, in "
+        remedy="the optimizer's state has other shapes, types or devices than the parameters: load that of this model, in "
         "its order"),
     FailureKind(
         "A batch", outcome=None, types=("RuntimeError", "TypeError"), where=r"[/\\]_utils[/\\]collate\.py",
