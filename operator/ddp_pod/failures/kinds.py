@@ -388,8 +388,8 @@ KINDS: Final = (
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the optimizer's state has other shapes, types or devices than the parameters: load that of this model, in "
-        "its order"),
+        remedy="the optimizer's state has other shapes, types or devices than the parameters: load that of this "
+        "model, in its order"),
     FailureKind(
         "A batch", outcome=None, types=("RuntimeError", "TypeError"), where=r"[/\\]_utils[/\\]collate\.py",
         remedy="items differ in size or type, or are None: pad, convert or drop them (collate_fn)<values>"),
