@@ -959,7 +959,7 @@ if rank == 1 and step == 8:
     ),
     "a server that never answers": Planted(
         cause=("rank 1",),
-        remedy="(?i)leave its line|waits",
+        remedy="(?i)leave its line|waits|timeout",
         category="Hang",
         restarts=1,
         pods=2,

@@ -18,7 +18,16 @@ from ddp_operator.api.texts import INVISIBLE
 from ddp_operator.decide.failures import Termination, complete_end
 from ddp_pod.contract.credentials import hide_credentials
 from ddp_pod.contract.failure_record import PodEnd
-from ddp_pod.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_pod.contract.failure_table import (
+    CATEGORIES,
+    EXIT_CODES,
+    KILLED,
+    OOM,
+    PREEMPTED,
+    UNKNOWN,
+    USER_ERROR,
+    judge_exit_code,
+)
 from ddp_pod.contract.failure_text import (
     DISK_REMEDY,
     EMPTY_DIR_REMEDY,
@@ -45,6 +54,7 @@ _FULL_VOLUME: Final = re.compile(
     r'Usage of EmptyDir volume "(?P<name>[a-z0-9-]{1,63})" exceeds the limit "(?P<limit>[0-9a-zA-Z.]{1,32})"'
 )
 _OOM_KILLED: Final = "OOMKilled"
+_KILLED: Final = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _OUT_OF_MEMORY: Final = "the container was killed because it used more memory than its limit"
 _MAX_TEXT: Final = 2048
 _MAX_MESSAGE: Final = 65536  # characters; a kubelet cuts at 4,096 bytes
@@ -88,6 +98,9 @@ def parse_termination(
     message = decode_object(text, _MAX_MESSAGE)
     has_message = message is not None and "version" in message
     report = read_record(PodEnd, message, sanitize_text) if has_message else _read_plain_text(exit_code, reason, text)
+    decided = report.container_exit_code
+    if has_message and exit_code in _KILLED and reason != _OOM_KILLED and decided in EXIT_CODES:
+        exit_code = decided  # the launcher was about to exit with it when the pod was deleted
     end = complete_end(report, exit_code, finished_at)
     return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
 

@@ -178,3 +178,21 @@ def test_time_is_always_storable(time: float | None, finished: datetime | None) 
 def test_progress_without_number_is_ignored() -> None:
     progress = parse(last_words(progress={"step": "x", "epoch": True, "loss": 2.5, "other": 1})).progress
     assert progress == RankProgress(loss=2.5)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "decided", "expected"),
+    [
+        (143, "Error", 81, 81),
+        (137, "Error", 81, 81),
+        (137, "OOMKilled", 81, 137),
+        (143, "Error", 0, 143),
+        (86, "Error", 81, 86),
+    ],
+)
+def test_end_that_the_launcher_had_decided_outlasts_the_signal_that_killed_it(
+    code: int, reason: str, decided: int, expected: int
+) -> None:
+    text = json.dumps({"version": 1, "category": "UserError", "containerExitCode": decided, "message": "bad label"})
+    end = parse(text, code, reason)
+    assert (end.container_exit_code, end.permanent) == (expected, expected == 81)
