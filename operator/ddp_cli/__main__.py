@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from ddp_cli import commands
-from ddp_cli.client.hooks import use_features
-from ddp_cli.features import FEATURES
+try:
+    from ddp_cli import commands
+    from ddp_cli.client.hooks import use_features
+    from ddp_cli.features import FEATURES
+except KeyboardInterrupt:  # Ctrl-C before any command has begun
+    sys.exit(130)
 
 COMMANDS = commands.place_commands(FEATURES)
 

@@ -1362,7 +1362,6 @@ if rank == 1 and step == 5:
 
 OPEN: Final = {
     "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
-    "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
     "a text in another encoding": "no variable has the file, so that its name is unknown",
     "a table that does not exist": "another process may create it, as far as the number of SQLite's error shows",
 }
