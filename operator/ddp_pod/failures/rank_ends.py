@@ -38,6 +38,8 @@ _ORIGIN: Final = re.compile(
 )
 # The first frame of the thread that sends what a process puts into a multiprocessing queue; it reports and drops it.
 _FEEDER: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]queues\.py", line \d+, in _feed$')
+# The first frame of a thread that an exception has ended, also if other output has torn the line with its name.
+_THREAD: Final = re.compile(r'\s*File "[^"]*threading\.py", line \d+, in _bootstrap_inner$')
 # Among the first frames of a process that multiprocessing has spawned, and that has not run its target yet.
 _SPAWN: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]spawn\.py", line \d+, in spawn_main$')
 _GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGroup
@@ -107,6 +109,8 @@ def _find_origin(before: Sequence[str], body: Sequence[str]) -> str:
         return f"thread {origin['thread']}" if origin["thread"] else str(origin["process"])
     if body and _FEEDER.match(body[0]):
         return "the feeder thread of a queue"
+    if body and _THREAD.match(body[0]):
+        return "thread of the rank"
     return "a spawned process" if any(map(_SPAWN.match, body[:2])) else ""
 
 

@@ -324,3 +324,17 @@ def test_exception_of_a_helper_decides_where_the_rank_has_only_lost_it(tmp_path:
     assert "caused by OSError: AF_UNIX path too long" in failure.message
     assert "TMPDIR" in failure.remedy
     assert failure.container_exit_code == 81
+
+
+def test_thread_is_recognized_by_its_first_frame_if_other_output_has_torn_the_line_with_its_name() -> None:
+    output = (
+        "[rank0]: Exception in thread progress 0/60\n"
+        "[rank0]: train:\n"
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner\n'
+        "[rank0]:     self.run()\n"
+        "[rank0]: ValueError: bad label\n"
+    )
+    printed = find_dead_helper(output)
+    assert printed is not None
+    assert (printed.text, printed.origin, printed.is_thread) == ("ValueError: bad label", "thread of the rank", True)
