@@ -49,10 +49,10 @@ class FailingCode(NamedTuple):
 
     ``code``: of the script's own line, empty for a check; ``check``: what a library's check requires, or what one of
     the script refuses; ``values``: of names in these; ``differ``: in what they do not fit
-    (``Values.find_difference``); ``names``: which names exist instead of one that
-    was not found, in ``package``, with its version; ``device``: on which the script's own line has called torch's
-    native code for known tensors, empty: it has not; ``variant``: a function of the library for other values of the
-    same call, as binary_cross_entropy_with_logits; ``documentation``: of the library's function that raised.
+    (``Values.find_difference``); ``names``: which names exist instead of one that was not found, in ``package``, with
+    its version; ``device``: on which the script's own line has called torch's native code for known tensors, empty: it
+    has not; ``variant``: a function of the library for other values of the same call, as
+    binary_cross_entropy_with_logits; ``documentation``: of the library's function that raised.
     """
 
     code: str = ""

@@ -71,7 +71,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     if requirement:
         return f"as the message says: {requirement}{values}"
     if failing.documentation:
-        return f"see {code}, which the library documents: {failing.documentation}{values}"
+        place = f"see {code}, which" if failing.code else "see the call that failed, which"
+        return f"{place} the library documents: {failing.documentation}{values}"
     return f"fix this line of the script, or what it gets: {code}{values}" if values else ""
 
 

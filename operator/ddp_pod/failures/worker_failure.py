@@ -513,9 +513,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         traceback = crash.text
         failure = replace(failure, message=": ".join(filter(None, (failure.message, crash.note))))
     exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
-    dead = find_dead_helper(last_lines) if not exceptions and failure.evidence == EVIDENCE_EXIT_CODE else None
-    if dead is not None and dead.is_last:  # the program has ended because of it
-        exceptions = [[ExceptionFacts((dead.exception_type,), dead.message)]]
+    exceptions = exceptions or _find_dead_helper(failure, last_lines)
     if not exceptions:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
         message = failure.message
@@ -576,6 +574,16 @@ def _find_printed_exceptions(output: str, exit_code: int) -> list[list[Exception
         return []
     native = find_native_exception(output)
     return [[ExceptionFacts((native[0],), native[1])]] if native is not None else []
+
+
+def _find_dead_helper(failure: Failure, output: str) -> list[list[ExceptionFacts]]:
+    """Return the exception that has ended a thread or a child of a program, which has then exited with 1; empty: none.
+
+    Other exit codes are the program's own choice.
+    """
+    is_plain = failure.evidence == EVIDENCE_EXIT_CODE and failure.exit_code == 1
+    dead = find_dead_helper(output) if is_plain else None
+    return [[ExceptionFacts((dead.exception_type,), dead.message)]] if dead is not None and dead.is_last else []
 
 
 def attribute_to_interruption(failure: Failure, reason: str) -> Failure:

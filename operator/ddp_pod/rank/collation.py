@@ -6,9 +6,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final
 
-from ..base.exceptions import FailingCode
 from .script_objects import is_instance, list_names
-from .values import describe_type
+from .values import NAME_LIMIT, describe_type
 
 _FILE: Final = "torch/utils/data/_utils/collate.py"
 _MOST_SAMPLES: Final = 4096
@@ -17,16 +16,16 @@ _MOST_FIELDS: Final = 4
 _DEEPEST: Final = 3
 
 
-def find_collation(traces: Iterable[TracebackType]) -> FailingCode | None:
-    """Return the samples that were to be combined when an exception was raised; None: it was raised elsewhere."""
+def describe_batch(traces: Iterable[TracebackType]) -> str:
+    """Return the samples that were to be combined when an exception was raised; empty: it was raised elsewhere."""
     frames = (trace.tb_frame for trace in traces if trace.tb_frame.f_code.co_filename.endswith(_FILE))
     first = next(frames, None)  # with whole samples; inner ones have their parts
     batch = None if first is None else first.f_locals.get("batch")
     if type(batch) not in (list, tuple) or not batch:
-        return None
+        return ""
     kinds = Counter(_describe_structure(sample) for sample in islice(batch, _MOST_SAMPLES))
     texts = [f"{count} of {kind}" for kind, count in kinds.most_common(_MOST_KINDS)]
-    return FailingCode(values=f"the batch: {', '.join(texts)}")
+    return f"the batch: {', '.join(texts)}"
 
 
 def _describe_structure(value: Any, depth: int = 0) -> str:
@@ -38,6 +37,6 @@ def _describe_structure(value: Any, depth: int = 0) -> str:
         return f"({', '.join(parts)})" if kind is tuple else f"[{', '.join(parts)}]"
     if is_instance(value, dict) and depth < _DEEPEST:
         fields = islice(dict.items(value), _MOST_FIELDS)
-        parts = [f"{key}: {_describe_structure(part, depth + 1)}" for key, part in fields if type(key) is str]
-        return f"{{{', '.join(parts)}}}"
+        shown = ((key, part) for key, part in fields if type(key) is str and len(key) <= NAME_LIMIT)
+        return f"{{{', '.join(f'{key}: {_describe_structure(part, depth + 1)}' for key, part in shown)}}}"
     return describe_type(value) or list_names(kind)[0]

@@ -7,18 +7,18 @@ import ast
 import linecache
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
-from .collation import find_collation
+from .collation import describe_batch
 from .library_calls import read_documentation
 from .near_names import find_names
 from .values import MISSING, Values, is_native_function, is_tensor_value, read_operand
-from .ways import Root, find_way
+from .ways import Root, list_ways
 
 _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
 _MOST_VALUES: Final = 6
@@ -52,9 +52,9 @@ class _Part(NamedTuple):
 def find_failing_code(error: BaseException) -> FailingCode:
     """Return what the frames of an exception show. Raises: anything that a source file or a value may cause."""
     traces = list(_list_traces(error.__traceback__))
-    collation = find_collation(traces)
-    if collation is not None:
-        return collation
+    batch = describe_batch(traces)
+    if batch:
+        return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
     own_trace = next((trace for trace in reversed(traces) if not _is_library(trace)), None)
     if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
         return FailingCode()
@@ -66,12 +66,12 @@ def find_failing_code(error: BaseException) -> FailingCode:
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
-    find_name = partial(find_way, [] if own is None or own is last else _list_roots(own))
+    ways = {} if own is None or own is last else list_ways(_list_roots(own))
     if last is not None and required is not None:
-        values.add(last.frame, _list_operands(required), find_name)
-        required = required if values.list_texts() or isinstance(error, (AttributeError, TypeError)) else None
+        values.add(last.frame, _list_operands(required), ways)
+        required = required if values.are_known or isinstance(error, (AttributeError, TypeError)) else None
     elif last is not None and last is not own and not last.is_refusal:
-        values.add(last.frame, _list_operands(last.expression), find_name, tensors_only=True)
+        values.add(last.frame, _list_operands(last.expression), ways, tensors_only=True)
     if own is not None and code:
         values.add(own.frame, _list_operands(own.expression))
     return FailingCode(

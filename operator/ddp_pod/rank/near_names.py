@@ -28,7 +28,6 @@ _LENGTH: Final = 40  # characters of a name
 _NEAR: Final = 0.7  # of difflib's ratio
 _ARGUMENT: Final = re.compile(r"(?:unexpected keyword|missing \d+ required \S+) arguments?:? '([^']+)'")
 _MARK: Final = "\ufeff"
-_WITHOUT_MARK: Final = "utf-8-sig"
 _PLAIN_KEYS: Final = (str, int, float, bool, bytes, type(None))
 _NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
 
@@ -48,9 +47,9 @@ def find_names(error: BaseException, frame: FrameType, code: ast.AST) -> Names:
         return Names(_find_variables(error, frame))
     if isinstance(error, AttributeError):
         return _find_attributes(getattr(error, "obj", MISSING), getattr(error, "name", None))
-    if isinstance(code, ast.ImportFrom) and code.level and not frame.f_globals.get("__package__"):
-        return Names(_explain_relative_import(code))
     if isinstance(error, ImportError):
+        if isinstance(code, ast.ImportFrom) and code.level and not frame.f_globals.get("__package__"):
+            return Names(_explain_relative_import(code))
         missing = _NOT_IMPORTED.match(str(error))
         return _find_attributes(sys.modules.get(error.name or ""), missing[1]) if missing else Names()
     if isinstance(error, TypeError):
@@ -80,9 +79,9 @@ def _find_keys(error: KeyError, frame: FrameType, code: ast.AST) -> str:
         part, table = read_operand(frame, node.value)
         if part is node.value and is_instance(table, dict) and not dict.__contains__(table, key):
             text = f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), table)}"
-            kinds = {type(known) for known in islice(dict.keys(table), _MOST_COMPARED)}
-            is_other = len(kinds) == 1 and type(key) not in kinds
-            return f"{text}, keys of type {kinds.pop().__name__}, not {type(key).__name__}" if is_other else text
+            kinds = {list_names(type(known))[0] for known in islice(dict.keys(table), _MOST_COMPARED)}
+            own = list_names(type(key))[0]
+            return f"{text}, keys of type {kinds.pop()}, not {own}" if len(kinds) == 1 and own not in kinds else text
     return ""
 
 
@@ -99,7 +98,7 @@ def _list_keys(key: str, table: dict[Any, Any]) -> str:
     names = list(dict.fromkeys([*_list_near(key, names), *names]))[:_MOST]
     count = dict.__len__(table)
     more = f" and {count - len(names)} more" if names and count > len(names) else ""
-    mark = f" (a byte order mark: read the file as {_WITHOUT_MARK})" if any(_MARK in name for name in names) else ""
+    mark = " (a byte order mark: read the file as utf-8-sig)" if any(_MARK in name for name in names) else ""
     return f"{', '.join(map(_show, names)) or f'{count} other keys'}{more}{mark}"
 
 

@@ -3,11 +3,11 @@
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Final
 
 from .module_facts import find_module_facts
@@ -29,13 +29,14 @@ MISSING: Final = object()
 _MOST_OPERANDS: Final = 64
 _MOST_KEYS: Final = 8
 _MOST_ITEMS: Final = 3
-_NAME_LIMIT: Final = 40  # characters
+NAME_LIMIT: Final = 40  # characters
 _DIGITS: Final = 20
 _MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
 _CODE: Final = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # of a class; any other may be a descriptor
 _NATIVE_MODULES: Final = ("torch", "torch.nn.functional")
-_TABLES: Final = ("_parameters", "_buffers", "_modules")  # of a module
+MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
+"""The attributes of a module in which it has its parameters, buffers and modules by name."""
 
 
 class Values:
@@ -52,13 +53,13 @@ class Values:
         self,
         frame: FrameType,
         operands: Iterable[ast.expr],
-        find_name: Callable[[Any], str] = lambda value: "",
+        ways: Mapping[int, str] = MappingProxyType({}),
         *,
         tensors_only: bool = False,
     ) -> None:
         """Add the values that a frame has for operands, each value once.
 
-        ``find_name``: returns what the script calls a value of a library's function; empty: it has no name for it.
+        ``ways``: how the script's own line reaches a value of a library's function, by the value's id.
         """
         for operand in islice(operands, _MOST_OPERANDS):
             node, value = read_operand(frame, operand)
@@ -68,7 +69,7 @@ class Values:
                 continue
             if value is not None and type(value) not in (bool, int):
                 self._values.append(value)
-            name = (find_name(value) or ast.unparse(node))[:_NAME_LIMIT]
+            name = (ways.get(id(value)) or ast.unparse(node))[:NAME_LIMIT]
             if type(value) is str:
                 self._strings.append(name)
             description = describe(value)
@@ -86,6 +87,11 @@ class Values:
         texts = [text for text, is_detailed in self._texts.items() if is_detailed] or list(self._texts)
         shown = self._tensors_of_texts if self._have_equal_shapes() else {}
         return [f"{text}{_describe_range(shown[text])}" if text in shown else text for text in texts]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is any text."""
+        return bool(self._texts)
 
     def _have_equal_shapes(self) -> bool:
         return len(self._tensors) > 1 and len({tuple(tensor.shape) for tensor in self._tensors}) == 1
@@ -147,7 +153,7 @@ def _read_attribute(owner: Any, name: str) -> Any:
     if torch is not None and name == "grad" and is_instance(owner, torch.Tensor):
         return read_property(torch, owner, "grad")
     attributes = list_attributes(owner)
-    tables: list[Any] = [attributes, *(attributes.get(table) for table in _TABLES)]
+    tables: list[Any] = [attributes, *(attributes.get(table) for table in MODULE_TABLES)]
     for table in tables:
         if is_instance(table, dict) and dict.__contains__(table, name):
             return dict.get(table, name)
@@ -266,7 +272,7 @@ def _describe_sequence(value: Any) -> str:
 
 def _describe_table(value: Any) -> str:
     keys = [str(key) for key in islice(dict.keys(value), _MOST_KEYS) if type(key) in (str, int)]
-    keys = [key for key in keys if len(key) <= _NAME_LIMIT]
+    keys = [key for key in keys if len(key) <= NAME_LIMIT]
     return f"{list_names(type(value))[0]} of {dict.__len__(value)}{_quote(keys)}"
 
 

@@ -1,17 +1,17 @@
-"""The way from a name of the script to a value that a library's function has, such as ``model.head.cache[0]``."""
+"""The ways from names of the script to the values in its objects, such as ``model.head.cache[0]``."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from .script_objects import is_instance, is_module
-from .values import list_attributes
+from .values import MODULE_TABLES, list_attributes
 
-_MOST_OBJECTS: Final = 2000
+_MOST_PARTS: Final = 20_000  # of all objects together
 _DEEPEST: Final = 4
-_TABLES: Final = ("_parameters", "_buffers", "_modules")  # of a module
-_NUMBERS_AND_TEXTS: Final = (bool, int, float, complex, str, bytes, type(None))
+# Python has one object for equal ones of these, so that another variable's value may be the same object by chance.
+_SHARED: Final = (bool, int, float, complex, str, bytes, type(None), type)
 
 
 class Root(NamedTuple):
@@ -21,34 +21,46 @@ class Root(NamedTuple):
     value: Any
 
 
-def find_way(roots: Sequence[Root], value: Any) -> str:
-    """Return how a value is reached from one of the roots, the shortest way; empty: it is not, or is one of them."""
+def list_ways(roots: Sequence[Root]) -> Mapping[int, str]:
+    """Return the shortest way to each value below the roots, by the value's id. The roots keep these values alive."""
+    ways: dict[int, str] = {}
+    known = {id(root.value) for root in roots}
+    for part in islice(_walk(roots), _MOST_PARTS):
+        if id(part.value) not in known and not _is_shared(part.value):
+            ways.setdefault(id(part.value), part.name)
+    return ways
+
+
+def _walk(roots: Sequence[Root]) -> Iterator[Root]:
+    """Yield the parts of the roots, then the parts of these, and so on: each object's parts once."""
     waiting = deque((root, 0) for root in roots)
-    seen = {id(root.value) for root in roots}
-    if id(value) in seen:
-        return ""
-    while waiting and len(seen) < _MOST_OBJECTS:
-        (name, owner), depth = waiting.popleft()
-        for part, inner in _list_parts(owner) if depth < _DEEPEST else ():
-            if inner is value:
-                return f"{name}{part}"
-            if id(inner) not in seen and not is_instance(inner, *_NUMBERS_AND_TEXTS):
-                seen.add(id(inner))
-                waiting.append((Root(f"{name}{part}", inner), depth + 1))
-    return ""
+    seen: set[int] = set()
+    while waiting:
+        owner, depth = waiting.popleft()
+        if id(owner.value) in seen or _is_shared(owner.value):
+            continue
+        seen.add(id(owner.value))
+        for name, value in _list_parts(owner.value):
+            part = Root(f"{owner.name}{name}", value)
+            yield part
+            if depth + 1 < _DEEPEST:
+                waiting.append((part, depth + 1))
+
+
+def _is_shared(value: Any) -> bool:
+    return is_instance(value, *_SHARED) or (type(value) is tuple and not value)
 
 
 def _list_parts(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items or attributes of an object, without code of the script."""
     if is_instance(owner, dict):
-        items = islice(dict.items(owner), _MOST_OBJECTS)
-        yield from ((f"[{key!r}]", part) for key, part in items if type(key) in (str, int))
+        yield from ((f"[{key!r}]", part) for key, part in dict.items(owner) if type(key) in (str, int))
     elif type(owner) in (list, tuple):
-        yield from ((f"[{number}]", part) for number, part in enumerate(owner[:_MOST_OBJECTS]))
-    elif not is_instance(owner, type):
+        yield from ((f"[{number}]", part) for number, part in enumerate(owner))
+    else:
         attributes = list_attributes(owner)
-        for name in _TABLES if is_module(owner) else ():
+        for name in MODULE_TABLES if is_module(owner) else ():
             table = attributes.get(name)
             if type(table) is dict:
                 yield from ((f".{key}", part) for key, part in table.items())
-        yield from ((f".{name}", part) for name, part in attributes.items() if name not in _TABLES)
+        yield from ((f".{name}", part) for name, part in attributes.items() if name not in MODULE_TABLES)

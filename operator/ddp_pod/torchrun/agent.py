@@ -330,10 +330,11 @@ class PodAgent(LocalElasticAgent):
         return [rank for rank, since in self._recorded.items() if rank in running and now - since >= patience]
 
     def _share_lost_places(self, exit_codes: Mapping[int, int]) -> None:
-        """Tell other pods once where ranks of this pod have lost a peer, which may be one that gloo has aborted."""
+        """Share once where ranks of this pod have lost a peer, which may be one that gloo has aborted."""
         has_failed = bool(self._recorded) or any(exit_codes.values())
         if has_failed and self._pod.is_multi_node and not self._has_shared_places:
-            self._has_shared_places = self._round_state.share_lost_places()
+            self._has_shared_places = True  # once: a store that does not respond would delay each look at the ranks
+            self._round_state.share_lost_places()
 
     def _lacks_cause(self, exit_codes: Mapping[int, int]) -> bool:
         """Return whether ranks of this pod still run while the others have failed because they lost a peer."""

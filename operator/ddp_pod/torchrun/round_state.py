@@ -149,15 +149,15 @@ class RoundState:
         except RuntimeError:  # the store has ended
             return False
 
-    def share_lost_places(self) -> bool:
-        """Share where ranks of this pod have lost a peer. Returns whether the store has them, or there are none."""
+    def share_lost_places(self) -> None:
+        """Share where ranks of this pod have lost a peer, if the store responds."""
         places = find_lost_places(read_recorded_failures(self._pod))
-        return not places or query_store(partial(self._append_places, places)) is not None
+        if places:
+            query_store(partial(self._append_places, places))
 
-    def _append_places(self, places: Sequence[RankPlace]) -> bool:
+    def _append_places(self, places: Sequence[RankPlace]) -> None:
         for place in places:
             self.store.append("places", list(place))
-        return True
 
     def await_lost_places(self, is_needed: Callable[[], bool]) -> list[RankPlace]:
         """Return where ranks of other pods have lost a peer, within seconds; empty: none has shared that.

@@ -29,6 +29,7 @@ from ddp_pod.base.exceptions import FailingCode
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.rank.failing_code import find_failing_code
 from ddp_pod.rank.values import describe
+from ddp_pod.rank.ways import Root, list_ways
 from tests.support.rank_errors import catch, examine
 
 SECRET: Final = "correct horse"
@@ -499,6 +500,29 @@ def test_value_of_a_library_has_the_name_by_which_the_script_reaches_it(tmp_path
     remedy = examine(copy_cache, tmp_path).remedy
     assert remedy.startswith("as the message says: Only Tensors created explicitly by the user")
     assert remedy.endswith("(model.0.kept[0]: float32[1, 2])")
+
+
+def test_equal_numbers_are_not_taken_for_a_part_of_the_script() -> None:
+    model = Caching()
+    model.kept = [1, "x", None, ()]  # type: ignore[list-item]
+    ways = list_ways([Root("model", model), Root("names", {"a": {"b": model.linear.weight}})])
+    assert not {id(1), id("x"), id(None), id(()), id(True)} & set(ways)
+    assert ways[id(model.linear.weight)] == "model.linear.weight"
+    assert ways[id(model.kept)] == "model.kept"
+    assert id(model) not in ways
+
+
+def test_ways_are_looked_for_among_a_limited_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[object() for _ in range(10)] for _ in range(10)]
+    assert list_ways([Root("rows", rows)])[id(rows[9][9])] == "rows[9][9]"
+    monkeypatch.setattr("ddp_pod.rank.ways._MOST_PARTS", 15)
+    ways = list_ways([Root("rows", rows)])
+    assert (ways[id(rows[0][4])], id(rows[0][5]) in ways) == ("rows[0][4]", False)
+
+
+def test_long_keys_of_samples_are_not_shown() -> None:
+    failing = find_failing_code(catch(lambda: collate([{"k" * 50: 1, "x": 2}, {"k" * 50: 1}])))
+    assert failing.values == "the batch: 1 of {x: int}, 1 of {}"
 
 
 def read_key_of_another_type() -> None:

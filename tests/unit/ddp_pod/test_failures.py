@@ -576,6 +576,12 @@ def test_exit_after_the_exception_of_a_thread_is_explained_by_it(after: str, *, 
     assert (completed.message == "ValueError: bad label") is is_cause
 
 
+def test_exit_code_that_a_program_has_chosen_counts_more_than_the_exception_of_a_thread(tmp_path: Path) -> None:
+    lines = f"Exception in thread train:\n{TRACE.replace('[rank1]: ', '')}ValueError: bad label\n"
+    completed = complete(tmp_path, lines, WorkerEnd(3, time=1.0, rank=1))
+    assert completed.message == "worker exited with code 3; its last line: 'ValueError: bad label'"
+
+
 def test_last_line_is_the_one_that_refuses_the_arguments(tmp_path: Path) -> None:
     completed = complete(tmp_path, f"{USAGE}make: *** [Makefile:8: train] Error 2\n", WorkerEnd(2))
     assert completed.message.endswith("its last line: 'train.py: error: unrecognized arguments: -x'")
