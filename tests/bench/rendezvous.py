@@ -53,6 +53,11 @@ class AgentJob(NamedTuple):
         return self.nodes + self.spares
 
     @property
+    def victim(self) -> int:
+        """The index of the agent whose worker is killed."""
+        return self.nodes // 2
+
+    @property
     def name(self) -> str:
         """The description of the job."""
         kind = "elastic" if self.elastic else f"{self.spares} spares" if self.spares else "fixed size"
@@ -129,8 +134,9 @@ def run_agent(gates: Gates, index: int, job: AgentJob, port: int, folder: str, r
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
     # A thousand agents that check their workers ten times a second, as real ones do, would use all CPU time of this
-    # machine. All read the store once a second.
-    options = TorchrunOptions(monitor_interval=max(0.1, job.pods / 1000))
+    # machine, so only the agent whose worker is killed does. All read the store once a second.
+    interval = 0.1 if index == job.victim else max(0.1, job.pods / 1000)
+    options = TorchrunOptions(monitor_interval=interval)
     pod = launcher_pod(
         folder, nodes=job.nodes, spares=job.spares, elastic=job.elastic, node=index, port=port, in_place_restarts=100,
         min_nodes=max(1, job.nodes // 2) if job.elastic else 0, max_nodes=job.pods if job.elastic else 0,
@@ -222,7 +228,7 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
             rss = store.memory_info().rss / 2**20
             print(f"  at rest, {seconds:.0f} s: {meter.read()}; the store has {rss:.0f} MiB", end=" and ")
             print(f"{count_connections(port)} connections", flush=True)
-            (worker,) = psutil.Process(pids[job.nodes // 2]).children()
+            (worker,) = psutil.Process(pids[job.victim]).children()
             meter = Meter(store, pids)
             worker.kill()
             again = reports.wait_for("Met", 2, limit, agents=job.nodes)

@@ -1,8 +1,10 @@
 """The cost of `ddp rerun` for the pods of a job on this machine: seconds, and CPU seconds for each pod.
 
-    python -m tests.bench.rerun [--pods 2 16] [--reruns 3]
+    python -m tests.bench.rerun [--pods 2 16] [--spares 14] [--reruns 3]
 
-The script trains three steps, so most of the time belongs to the pods. Asserts nothing.
+The script trains three steps, so most of the time belongs to the pods. What the held pods use at rest is not counted.
+The last lines have the cost of one more pod that trains, and of one more that is on standby, beside the smallest job.
+Asserts nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import argparse
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +30,22 @@ _DDP: Final = (sys.executable, "-m", "ddp_cli")
 _PATIENCE: Final = 300.0
 _REST: Final = 5.0
 """Seconds after a run in which its pods have made the next launcher ready."""
+_JOB: Final = """
+apiVersion: ddp-operator.dev/v1alpha1
+kind: DDPTrainingJob
+metadata:
+  name: {name}
+spec:
+  nodes: {nodes}
+  spares: {spares}
+  dev: {{}}
+  template:
+    spec:
+      containers:
+        - name: trainer
+          image: python
+          command: [python3, train.py]
+"""
 _SCRIPT: Final = """
 import torch
 import torch.distributed as dist
@@ -59,12 +79,21 @@ def wait_until_held(log: Path, job: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
 
 
-def measure(folder: Path, pods: int, reruns: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of each rerun, and its CPU seconds for each pod."""
+@dataclass(frozen=True)
+class Costs:
+    """``seconds``: of each rerun; ``cpu``: CPU seconds of each in all pods, without what they use at rest."""
+
+    seconds: list[float]
+    cpu: list[float]
+
+
+def measure(folder: Path, nodes: int, spares: int, reruns: int) -> Costs:
+    """Rerun a job of so many pods that train, and others on standby."""
     (folder / "train.py").write_text(_SCRIPT)
-    log = folder / f"log-{pods}"
-    name = f"rerun-{pods}"
-    words = ["dev", "train.py", "--nodes", str(pods), "--local", "--cpu", "--name", name]
+    name = f"rerun-{nodes}-{spares}"
+    log = folder / f"log-{name}"
+    (folder / "job.yaml").write_text(_JOB.format(name=name, nodes=nodes, spares=spares))
+    words = ["dev", "job.yaml", "--workdir", str(folder), "--local", "--cpu"]
     with log.open("wb") as output:
         job = subprocess.Popen([*_DDP, *words], cwd=folder, stdout=output, stderr=output, start_new_session=True)
     seconds: list[float] = []
@@ -73,30 +102,44 @@ def measure(folder: Path, pods: int, reruns: int) -> tuple[list[float], list[flo
         wait_until_held(log, job)
         for _ in range(reruns):
             time.sleep(_REST)
+            at_rest = count_cpu(psutil.Process(job.pid))
+            time.sleep(_REST)
             before = count_cpu(psutil.Process(job.pid))
+            rate = (before - at_rest) / _REST
             began = time.monotonic()
             subprocess.run([*_DDP, "rerun", name], cwd=folder, capture_output=True, check=True, timeout=_PATIENCE)
             seconds.append(time.monotonic() - began)
             time.sleep(_REST)
-            costs.append((count_cpu(psutil.Process(job.pid)) - before) / pods)
+            spent = count_cpu(psutil.Process(job.pid)) - before
+            costs.append(spent - rate * (time.monotonic() - began))
         subprocess.run([*_DDP, "release", name], cwd=folder, capture_output=True, check=True, timeout=_PATIENCE)
         job.wait(_PATIENCE)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
-    return seconds, costs
+    return Costs(seconds, costs)
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pods", type=int, nargs="+", default=[2, 16])
+    parser.add_argument("--spares", type=int, default=14, help="pods on standby, beside the first of --pods")
     parser.add_argument("--reruns", type=int, default=3)
     options = parser.parse_args()
+    jobs = [(pods, 0) for pods in options.pods]
+    if options.spares:
+        jobs.append((options.pods[0], options.spares))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        figures = {f"{pods} pods": measure(Path(scratch), pods, options.reruns) for pods in options.pods}
-    print(table("ddp rerun", {name: seconds for name, (seconds, _) in figures.items()}))
-    print(table("CPU time for each pod", {name: costs for name, (_, costs) in figures.items()}))
+        figures = {job: measure(Path(scratch), *job, options.reruns) for job in jobs}
+    names = {(nodes, spares): f"{nodes} pods" + f", {spares} on standby" * bool(spares) for nodes, spares in jobs}
+    print(table("ddp rerun", {names[job]: costs.seconds for job, costs in figures.items()}))
+    per_pod = {names[job]: [cpu / sum(job) for cpu in costs.cpu] for job, costs in figures.items()}
+    print(table("CPU time for each pod", per_pod))
+    smallest = statistics.median(figures[jobs[0]].cpu)
+    for job, costs in list(figures.items())[1:]:
+        more = (statistics.median(costs.cpu) - smallest) / (sum(job) - sum(jobs[0]))
+        print(f"one more pod {'on standby' if job[1] else 'that trains'}: {more:.3f} CPU s")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def serve(
     problem = import_torch(with_optimizer=forks_ranks)
     if problem is None and not select.select([requests], [], [], _SECONDS_TO_ASK)[0]:
         import_agent()  # on standby there is time for it; ranks then have it too
-    return _serve(requests, launcher, problem, import_for_ranks, run_agent, forks_ranks=forks_ranks)
+    obstacle = find_obstacle_in_server(count_lasting_threads()) if forks_ranks else None
+    return _serve(requests, launcher, problem, import_for_ranks, run_agent, obstacle, forks_ranks=forks_ranks)
 
 
 def _serve(
@@ -91,15 +92,18 @@ def _serve(
     problem: Exception | None,
     import_for_ranks: Callable[[], None],
     run_agent: Callable[[AgentFork], NoReturn],
+    obstacle: str | None,
     *,
     forks_ranks: bool,
 ) -> list[str]:
-    """Fork agents, or become the first one. Returns only in a forked rank, with the arguments of its shim."""
+    """Fork agents, or become the first one. Returns only in a forked rank, with the arguments of its shim.
+
+    ``obstacle``: see ``find_obstacle_in_server``.
+    """
     if not forks_ranks:
         received = _receive(requests)
         run_agent(AgentFork(*received, problem, os.getpid(), None))
 
-    obstacle = find_obstacle_in_server(count_lasting_threads())
     received = _fork_on_request(requests, launcher)
     agent = os.getpid()
     ranks, theirs = socket.socketpair()
@@ -126,8 +130,8 @@ def serve_kept(requests: socket.socket, launcher: int, run_agent: Callable[[Agen
     replace_paths(os.environ.get(PATHS, ""), start.environment.get(PATHS, ""))
     set_environment(start.environment)
     os.chdir(start.folder)
-    # The server of pods has imported all.
-    return _serve(requests, launcher, None, lambda: None, run_agent, forks_ranks=bool(start.worker))
+    # The server of pods has imported all, and forks none if there is an obstacle.
+    return _serve(requests, launcher, None, lambda: None, run_agent, None, forks_ranks=bool(start.worker))
 
 
 def replace_paths(before: str, after: str) -> None:
@@ -144,6 +148,8 @@ def _split_paths(paths: str) -> list[str]:
 def list_imported_below(paths: str) -> list[str]:
     """Return the files of modules that were imported from the folders of a PYTHONPATH."""
     folders = tuple(os.path.join(path, "") for path in _split_paths(paths))
+    if not folders:
+        return []  # reading all modules would copy their pages in a forked process
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return [file for file in files if isinstance(file, str) and file.startswith(folders)]
 

@@ -7,6 +7,7 @@ A forked pod is no child of the server: Linux reparents it to the nearest subrea
 """
 
 import ctypes
+import gc
 import os
 import socket
 import sys
@@ -64,6 +65,7 @@ def serve_pods(
         os._exit(1)
     import_agent()
     import_for_ranks()
+    gc.freeze()  # as after the import of PyTorch
     folders = list_import_folders()
     installed = read_change_times(folders)
     orders.sendall(READY)
