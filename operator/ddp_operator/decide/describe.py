@@ -251,7 +251,9 @@ def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
 
 
 def _describe_absent_step(page: Page | None) -> str:
-    """Return why no step is known: the launcher's own explanation with its remedy, if it has one."""
+    """Return why no step is known: for what ranks wait, else the launcher's own explanation with its remedy."""
+    if page is not None and page.stall.awaited:
+        return f"no step yet: {page.stall.awaited}"
     if page is not None and page.step_hint:
         return page.step_hint
     message = "pod 0 reports no step"

@@ -67,7 +67,8 @@ class Stall:
     """Missing steps and heartbeats of a pod.
 
     ``heartbeat_age``: time since a rank last made progress; ``seconds``: for how long the ranks have made no step, only
-    while they make none; ``awaited``: what a rank does for which its peers wait, before that counts as a stall.
+    while they make none; ``awaited``: what a rank does for which its peers wait, or in which collectives all of them
+    wait for each other, before that counts as a stall.
     """
 
     hangs: int = number(default=0)

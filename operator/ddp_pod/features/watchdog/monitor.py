@@ -309,11 +309,11 @@ class StallMonitor(Service):
         return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age)
 
     def _describe_pause(self) -> str:
-        """Return what a rank of the job does for which its peers wait in a collective; empty if none is known."""
+        """Return what a rank does for which its peers wait, or in which collectives all wait; empty if unknown."""
         job = self._sum_up_job()
-        if self._silence is None or job is None or not (job.waits and job.awaited):
+        if self._silence is None or job is None or not (job.waits and (job.awaited or job.has_mismatch)):
             return ""
-        return f"{job.awaited}; {describe_waits(job.waits[:1])}"
+        return f"{job.awaited}; {describe_waits(job.waits[:1])}" if job.awaited else describe_waits(job.waits)
 
     @property
     def _activities(self) -> list[RankActivity]:

@@ -75,6 +75,8 @@ class TestStall:
         awaited = "rank 1 is in fill (train.py:20); rank 0 waits in all_reduce 3 of the default group"
         early = progressing(run(stall(10, awaited=awaited)))
         assert early == ("True", "Training", f"ranks wait for a peer: {awaited}")
+        first = progressing(run(page(phase="Running", awaited=awaited)))
+        assert first == ("Unknown", "NoStepYet", f"no step yet: {awaited}")
         ranks = {0: RankProgress(step=57), 1: RankProgress(step=57)}
         assert progressing(run(stall(120, awaited=awaited), ranks=ranks))[2].endswith(f"; {awaited}")
 

@@ -466,6 +466,19 @@ def test_rank_in_another_collective_than_most_explains_the_end_of_all(
         assert "same collectives" in awaited.remedy
 
 
+def test_ranks_that_wait_in_different_collectives_are_named_before_that_is_a_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 24, collectives=PENDING)
+    (tmp_path / "workers").mkdir()
+    stalls.job_stall = waiting_job((3, "all_reduce", 1), (0, "broadcast", 3))
+    named = stalls.describe().awaited
+    assert "rank 3 waits in all_reduce 7" in named
+    assert "rank 0 waits in broadcast 7" in named
+    stalls.job_stall = waiting_job((3, "all_reduce", 4))
+    assert stalls.describe().awaited == "", "all wait in one collective, which may end"
+
+
 def test_computing_rank_of_the_only_pod_is_a_cause_while_another_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
