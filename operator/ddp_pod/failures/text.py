@@ -60,6 +60,10 @@ OPEN_INPUT_REMEDY: Final = "close the child's input (stdin.close(), communicate(
 OPEN_PIPE_REMEDY: Final = "a reader waits until all have closed the writing end: close it where it is unused"
 FIFO_REMEDY: Final = "start the process that opens the FIFO's other end"
 CHILD_REMEDY: Final = "find out what the child waits for, and give the wait a timeout"
+DEAD_CHILD_REMEDY: Final = (
+    "nobody puts what the rank waits for: see the child's end in the log, and give the wait a timeout that looks at "
+    "is_alive()"
+)
 FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
 POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
 MISSING_FILE_REMEDY: Final = (

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddp_pod.base.pod import WorkerRecord
-from ddp_pod.features.watchdog import monitor
+from ddp_pod.features.watchdog import helpers
 from ddp_pod.features.watchdog.collectives import LibraryCall, RankCollectives, parse_report
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame
 from ddp_pod.rank.coroutines import find_awaited_frames
@@ -136,10 +136,10 @@ def test_documentation_becomes_the_remedy_while_the_rank_is_in_the_call(tmp_path
     call = LibraryCall("/usr/lib/python3.11/queue.py", "join", "Queue.join", "Wait for all. Call task_done().")
     collectives = RankCollectives(call=call)
     frames = [StackFrame("/job/train.py", 7, "main"), StackFrame("/usr/lib/python3.11/queue.py", 90, "join")]
-    helper = monitor._explain_wait(worker, Stack(frames, "Stack"), collectives)
+    helper = helpers.explain_wait(worker, Stack(frames, "Stack"), collectives)
     assert helper.note == "Queue.join: Wait for all"
     assert (
         helper.remedy == "find out why the rank does not leave its line, Queue.join(): Wait for all. Call task_done()."
     )
     assert not helper.is_final
-    assert monitor._explain_wait(worker, Stack(frames[:1], "Stack"), collectives).note == "", "it has left the call"
+    assert helpers.explain_wait(worker, Stack(frames[:1], "Stack"), collectives).note == "", "it has left the call"

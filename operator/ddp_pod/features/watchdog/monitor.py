@@ -21,23 +21,21 @@ from ...contract.processes import STOPPED_STATES, count_cpu_seconds, find_family
 from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
-from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
+from ...failures.rank_ends import PrintedTraceback
 from ...failures.text import (
     DDP_FORWARD_REMEDY,
-    INHERITED_LOCK_REMEDY,
     ONE_WAY_REMEDY,
-    UNREAD_OUTPUT_REMEDY,
     advise_on_line,
 )
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
-from ...progress.output import read_end, read_last_lines
+from ...progress.output import read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.channel import FeatureSummary, PeersLost
 from .activity import describe_activity
 from .collectives import Collective, CollectivesRequest, RankCollectives
-from .polling import explain_polling
-from .stacks import ChildStack, Helper, Stack, add_awaited, collect_stacks, find_working_child
+from .helpers import explain_wait, find_helper
+from .stacks import ChildStack, Stack, add_awaited, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
     FEATURE,
@@ -61,14 +59,7 @@ from .stall import (
     sum_up_pod,
 )
 from .standstill import Standstill
-from .wait_channels import (
-    find_blocked_child,
-    find_kernel_wait,
-    identify_wait,
-    measure_sleep,
-    sleeps_by_clock,
-    waits_for_missing_thread,
-)
+from .wait_channels import identify_wait, measure_sleep, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
@@ -87,7 +78,8 @@ class StalledWorker(NamedTuple):
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
     ``child``: a living child for which it may wait; ``remedy``: by the state of such a child; ``sleeps_by_clock``:
     whether it is outside of collectives and only waits for a time to pass; ``is_final``: whether nobody else could end
-    its wait; ``io``: of a rank in I/O for what the kernel lets it wait.
+    its wait; ``io``: of a rank in I/O for what the kernel lets it wait; ``is_orphan``: whether a thread or a child for
+    which it may wait has ended.
     """
 
     worker: WorkerRecord
@@ -100,6 +92,7 @@ class StalledWorker(NamedTuple):
     sleeps_by_clock: bool = False
     is_final: bool = False
     io: str = ""
+    is_orphan: bool = False
 
     @property
     def is_at_rest(self) -> bool:
@@ -475,12 +468,12 @@ class StallMonitor(Service):
         return is_at_rest and has_peers and idle >= plan.start_seconds
 
     def _find_orphaned(self, workers: Sequence[WorkerRecord]) -> RankStall | None:
-        """Return the stall of a rank that waits for a thread or a child where an exception has ended one.
+        """Return the stall of a rank that waits for a thread or a child where one has ended by a fault.
 
         It is named early. The watchdog's time decides when it ends, as for any other stall.
         """
         present = {worker.pid for worker in workers}
-        orphans = [stalled.worker for stalled in self._stalled if stalled.dead_helper is not None]
+        orphans = [stalled.worker for stalled in self._stalled if stalled.is_orphan]
         orphans = [worker for worker in orphans if worker.pid in present]
         silence = self._silence
         if silence is None or not orphans or self._examined_silence < _SECONDS_OF_ORPHAN:
@@ -612,12 +605,12 @@ class StallMonitor(Service):
             collectives = reports.get(worker.local_rank, RankCollectives())
             stack = add_awaited(stack, collectives.awaited) if stack else None
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
-            helper = self._find_helper(worker, stack)
+            helper = find_helper(self._pod, worker, stack)
             if not helper.note and activity.state == "Behind" and stack:
-                helper = _explain_wait(worker, stack, collectives)
+                helper = explain_wait(worker, stack, collectives)
             if helper.note:
                 activity = dataclasses.replace(activity, what=f"{activity.what}; {helper.note}"[:ACTIVITY_LIMIT])
-            if helper.dead is not None and helper.dead.is_last:
+            if helper.has_ended and (helper.dead is None or helper.dead.is_last):
                 activity = dataclasses.replace(activity, state="Behind")
             elif activity.state == "Behind" and not helper.is_final and stack and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
@@ -637,37 +630,10 @@ class StallMonitor(Service):
                     sleeps,
                     helper.is_final,
                     identify_wait(worker.pid) if activity.state == "IO" else "",
+                    helper.has_ended,
                 )
             )
         return stalled
-
-    def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> Helper:
-        """Return the state of the thread or the child for which a rank waits."""
-        blocked = find_blocked_child(worker.pid)
-        if blocked is not None:
-            note = (
-                f"its process {blocked.pid} ({blocked.command}) waits until the rank reads its output: the pipe is full"
-            )
-            return Helper(note, remedy=UNREAD_OUTPUT_REMEDY, is_final=True)
-        if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
-            return Helper()
-        printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
-        if (
-            printed is not None
-            and printed.origin
-            and (stack.waits_for_thread if printed.is_thread else stack.waits_for_process)
-        ):
-            return Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
-        child = find_working_child(self._pod, worker) if stack.waits_for_process else None
-        if child is not None:
-            lacks_thread = waits_for_missing_thread(child.pid)
-            remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock or lacks_thread else ""
-            note = f"its {child.name} is in {child.stack.place}"
-            note += ", which waits for another thread, and has none" if lacks_thread else ""
-            return Helper(note, child=child, remedy=remedy, is_final=bool(remedy))
-        if printed is not None and printed.is_last and not printed.origin:
-            return Helper(f"the last exception in its log is {printed.text}")
-        return Helper()
 
     def _measure_standstill(self, worker: WorkerRecord) -> float:
         """Return for how many seconds a rank in I/O has moved no data, at most since it was first found there."""
@@ -771,21 +737,6 @@ class StallMonitor(Service):
         """Return the call between two ranks, without its opposite, in which all ranks wait; empty if there is none."""
         calls = {wait.collective.partition(" ")[0] for wait in self._list_waits()}
         return calls.pop() if len(calls) == 1 and calls <= _ONE_WAY else ""
-
-
-def _explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollectives) -> Helper:
-    """Return for which file or process the kernel lets a rank wait, or what the call in which it is should do."""
-    wait = find_kernel_wait(worker.pid)
-    if wait is not None:
-        return Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
-    if stack.script_frame is not None and stack.script_frame == stack.frames[-1] and sleeps_by_clock(worker.pid):
-        polling = explain_polling(stack.script_frame, collectives.paths, worker.pid)
-        return Helper() if polling is None else Helper(polling.note, remedy=polling.remedy)
-    call = collectives.call
-    if not call.summary or not stack.has_called(call.path, call.function):
-        return Helper()
-    remedy = f"find out why the rank does not leave its line, {call.name}(): {call.documentation}"
-    return Helper(call.summary, remedy=remedy)
 
 
 def _identify(stalled: StalledWorker) -> dict[str, Any]:

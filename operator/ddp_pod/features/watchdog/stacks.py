@@ -224,7 +224,7 @@ class ChildStack(NamedTuple):
 class Helper(NamedTuple):
     """A thread, a child or a file for which a rank may wait: the exception that ended it, or where it is.
 
-    ``is_final``: nobody else could end the wait.
+    ``is_final``: nobody else could end the wait; ``has_ended``: whether a fault has ended it.
     """
 
     note: str = ""
@@ -232,6 +232,7 @@ class Helper(NamedTuple):
     child: ChildStack | None = None
     remedy: str = ""
     is_final: bool = False
+    has_ended: bool = False
 
 
 def find_working_child(pod: Pod, worker: WorkerRecord) -> ChildStack | None:

@@ -17,6 +17,7 @@ from ...failures.text import (
     OPEN_INPUT_REMEDY,
     OPEN_PIPE_REMEDY,
     SERVICE_REMEDY,
+    describe_exit,
 )
 from ...network.connections import find_peer
 
@@ -34,6 +35,7 @@ _FUTEX: Final = "futex"
 _FUTEX_PRIVATE: Final = 128
 _FUTEX_COMMAND: Final = 127
 _FUTEX_WAITS: Final = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+_EXIT_CODE: Final = 49  # its index in proc(5), stat, behind the name: 0 unless this user may see it
 _COMMAND_LIMIT: Final = 60  # characters
 _SAMPLES: Final = 10  # of a process's state
 _SECONDS_BETWEEN_SAMPLES: Final = 0.01
@@ -54,6 +56,19 @@ def find_blocked_child(pid: int) -> BlockedChild | None:
         if _list_pipes(pid, os.R_OK) & _list_pipes(child, os.W_OK):
             return BlockedChild(child, _read_command(child))
     return None
+
+
+def find_dead_child(pid: int) -> str:
+    """Return how a child of a process has ended that it has not awaited; empty: none has, or only with exit code 0."""
+    for child in _list_children(pid):
+        name, _, rest = _read(f"/proc/{child}/stat").partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if len(fields) <= _EXIT_CODE or fields[0] != "Z":
+            continue
+        code = os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+        if code:
+            return f"its process {child} ({name}) {'was' if code < 0 else 'has'} {describe_exit(code)}"
+    return ""
 
 
 class KernelWait(NamedTuple):

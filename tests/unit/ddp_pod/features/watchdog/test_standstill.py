@@ -18,7 +18,7 @@ from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.records import read_record
 from ddp_pod.failures.text import MISSING_FILE_REMEDY, POLL_REMEDY
-from ddp_pod.features.watchdog import monitor, standstill
+from ddp_pod.features.watchdog import helpers, monitor, standstill
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives, parse_report
 from ddp_pod.features.watchdog.polling import explain_polling
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame
@@ -114,15 +114,15 @@ def test_rank_that_sleeps_in_a_loop_polls(tmp_path: Path, monkeypatch: pytest.Mo
     own = StackFrame(str(tmp_path / "train.py"), 7, "wait")
     library = StackFrame("/usr/lib/python3.11/subprocess.py", 7, "wait")
     worker = WorkerRecord(os.getpid(), 0, 0, 0)
-    monkeypatch.setattr(monitor, "find_kernel_wait", lambda _: None)
-    monkeypatch.setattr(monitor, "sleeps_by_clock", lambda _: True)
-    assert monitor._explain_wait(worker, Stack([own], ""), RankCollectives()).remedy == POLL_REMEDY
-    assert monitor._explain_wait(worker, Stack([own, library], ""), RankCollectives()).remedy == ""
-    monkeypatch.setattr(monitor, "sleeps_by_clock", lambda _: False)
-    assert monitor._explain_wait(worker, Stack([own], ""), RankCollectives()).remedy == ""
+    monkeypatch.setattr(helpers, "find_kernel_wait", lambda _: None)
+    monkeypatch.setattr(helpers, "sleeps_by_clock", lambda _: True)
+    assert helpers.explain_wait(worker, Stack([own], ""), RankCollectives()).remedy == POLL_REMEDY
+    assert helpers.explain_wait(worker, Stack([own, library], ""), RankCollectives()).remedy == ""
+    monkeypatch.setattr(helpers, "sleeps_by_clock", lambda _: False)
+    assert helpers.explain_wait(worker, Stack([own], ""), RankCollectives()).remedy == ""
     wait = KernelWait("it waits for its child", "close it", is_final=True)
-    monkeypatch.setattr(monitor, "find_kernel_wait", lambda _: wait)
-    helper = monitor._explain_wait(worker, Stack([own], ""), RankCollectives())
+    monkeypatch.setattr(helpers, "find_kernel_wait", lambda _: wait)
+    helper = helpers.explain_wait(worker, Stack([own], ""), RankCollectives())
     assert (helper.note, helper.remedy, helper.is_final) == wait
 
 
@@ -353,7 +353,7 @@ def test_wait_that_nobody_else_could_end_is_no_io(
     monkeypatch.setattr(monitor, "collect_stacks", lambda *_, **__: {0: Stack(frames, "")})
     monkeypatch.setattr(monitor, "process_state", lambda _: "S")
     monkeypatch.setattr(monitor, "measure_sleep", lambda _: 1.0)
-    monkeypatch.setattr(monitor, "find_kernel_wait", lambda _: KernelWait("it reads", "close it", is_final=is_final))
+    monkeypatch.setattr(helpers, "find_kernel_wait", lambda _: KernelWait("it reads", "close it", is_final=is_final))
     since = stalls._clock.read(time.monotonic())
     stall = RankStall(since, "no step", certain=False, idle=frozenset({0}))
     (found,) = stalls._examine(stall, [WorkerRecord(2**22 + 1, 0, 0, 0)], quiet=True)

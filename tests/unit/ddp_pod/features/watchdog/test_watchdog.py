@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from ddp_pod.failures.rank_ends import PrintedTraceback
 from ddp_pod.features.watchdog import monitor
 from ddp_pod.features.watchdog.activity import describe_activity
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives
+from ddp_pod.features.watchdog.helpers import find_helper
 from ddp_pod.features.watchdog.stacks import (
     SECONDS_FOR_STACKS,
     Stack,
@@ -572,7 +574,7 @@ def test_rank_that_may_wait_for_a_dead_helper_is_named_early_and_ended_later(
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Behind", seconds)
     watched = [stalled.worker for stalled in stalls._stalled]
     assert stalls._find_orphaned(watched) is None, "no exception has ended a helper"
-    stalls._stalled = [stalled._replace(dead_helper=RECORD) for stalled in stalls._stalled]
+    stalls._stalled = [stalled._replace(dead_helper=RECORD, is_orphan=True) for stalled in stalls._stalled]
     stall = stalls._find_orphaned(watched)
     assert (stall is not None) is is_named
     assert stall is None or not stall.certain
@@ -617,10 +619,27 @@ def test_last_exception_in_the_log_belongs_to_a_wait_for_a_helper(
 ) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/0.end").write_text(output)
-    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
-    helper = stalls._find_helper(WorkerRecord(1, 0, 0, 0), stack(f"/usr/lib/python3.11/{inner}"))
+    helper = find_helper(launcher_pod(tmp_path), WorkerRecord(1, 0, 0, 0), stack(f"/usr/lib/python3.11/{inner}"))
     assert helper.note == note
     assert (helper.dead is not None) is is_dead
+
+
+@pytest.mark.parametrize(
+    ("end", "note"), [("kill -SEGV $$", "was killed by SIGSEGV"), ("exit 3", "has exited with code 3"), ("exit 0", "")]
+)
+def test_child_that_was_not_awaited_explains_a_wait_for_a_message(tmp_path: Path, end: str, note: str) -> None:
+    (tmp_path / "output").mkdir()
+    pod = launcher_pod(tmp_path)
+    worker = WorkerRecord(os.getpid(), 0, 0, 0)
+    child = subprocess.Popen(["sh", "-c", end])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays, as where a script waits for its messages
+    try:
+        waits = find_helper(pod, worker, stack("/usr/lib/python3.11/multiprocessing/connection.py"))
+        assert note in waits.note
+        assert bool(waits.note) is waits.has_ended is bool(note)
+        assert find_helper(pod, worker, stack("/app/train.py")).note == ""
+    finally:
+        child.wait()
 
 
 def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
