@@ -50,9 +50,10 @@ class FailingCode(NamedTuple):
     ``code``: of the script's own line, empty for a check; ``check``: what a library's check requires, or what one of
     the script refuses; ``values``: of names in these; ``differ``: in what they do not fit
     (``Values.find_difference``); ``names``: which names exist instead of one that was not found, in ``package``, with
-    its version; ``device``: on which the script's own line has called torch's native code for known tensors, empty: it
-    has not; ``variant``: a function of the library for other values of the same call, as
-    binary_cross_entropy_with_logits; ``documentation``: of the library's function that raised.
+    its version; ``device``: on which native code has raised, of torch for known tensors or of Python for plain values;
+    ``variant``: a function of the library for other values of the same call, as
+    binary_cross_entropy_with_logits; ``documentation``: of the library's function that raised; ``advice``: what to do,
+    by an object that refused its use.
     """
 
     code: str = ""
@@ -64,6 +65,7 @@ class FailingCode(NamedTuple):
     device: str = ""
     variant: str = ""
     documentation: str = ""
+    advice: str = ""
 
 
 class ExceptionFacts(NamedTuple):
@@ -103,14 +105,19 @@ class ExceptionFacts(NamedTuple):
     @property
     def is_remote(self) -> bool:
         """Whether it is the text of an exception of a pool's process, rather than an exception."""
-        module, _, name = self.types[0].rpartition(".")
-        return name.lstrip("_") == "RemoteTraceback" and bool(module)
+        return is_remote_text(self.types[0])
 
     @property
     def by_script(self) -> bool:
         """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
         is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
         return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+
+
+def is_remote_text(name: str) -> bool:
+    """Return whether a class, by its name with its module, is what a pool's process sends of its traceback."""
+    module, _, name = name.rpartition(".")
+    return name.lstrip("_") == "RemoteTraceback" and bool(module)
 
 
 class KilledChild(NamedTuple):

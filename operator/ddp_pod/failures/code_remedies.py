@@ -49,8 +49,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     message = "" if is_own else end.message
     values = f" ({failing.values})" if failing.values else ""
     code = f"`{failing.code}`" if failing.code else "the script"
-    if failing.names:
-        return _advise_on_names(failing)
+    if failing.advice or failing.names:
+        return f"{failing.advice}: {code}{values}" if failing.advice else _advise_on_names(failing)
     if failing.variant:
         values = f"{values}; see also {failing.variant}"
     requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
@@ -59,7 +59,7 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     advice = _find_sentence(_ADVICE, message) or (requirement if failing.check and is_library else "")
     if advice:
         return f"as the message says: {advice}{values}"
-    if failing.check and failing.differ.partition(" ")[0] not in _CERTAIN:
+    if failing.check and not _is_certain(failing, end.message):
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
     about = end.message if failing.differ or kind is UNFIT_TENSORS else ""
     action = _find_action(failing, about, has_values=bool(values))
@@ -115,12 +115,18 @@ def _describe_check(failing: FailingCode) -> str:
 def _find_action(failing: FailingCode, message: str, *, has_values: bool) -> str:
     """Return what to do about values that differ; empty: they do not, or the message is about something else."""
     kind, _, detail = failing.differ.partition(" ")
-    if kind in _CERTAIN:
+    if _is_certain(failing, message):
         return f"{_CONVERSIONS[kind].partition(' (')[0]} ({detail})" if detail else _CONVERSIONS[kind]
     about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
     if not has_values:
         return _CONVERSIONS.get(about, "")
-    return _CONVERSIONS[kind or "shape"] if about == "batch" else ""
+    return _CONVERSIONS["shape" if kind in ("", *_CERTAIN) else kind] if about == "batch" else ""
+
+
+def _is_certain(failing: FailingCode, message: str) -> bool:
+    """Return whether values differ in what needs a conversion. Some functions accept several types of numbers."""
+    kind = failing.differ.partition(" ")[0]
+    return kind in _CERTAIN and (kind != "dtype" or bool(_PROPERTIES[kind].search(message)))
 
 
 def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:

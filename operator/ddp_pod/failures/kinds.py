@@ -145,11 +145,10 @@ KINDS: Final = (
     FailureKind(
         "Too many processes", errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
-        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise ulimit -u or the kubelet's "
-        "podPidsLimit"),
+        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise ulimit -u or podPidsLimit"),
     FailureKind(
         "A limited address space", contents=(ADDRESS_SPACE,),
-        remedy="raise or remove the limit (ulimit -v, RLIMIT_AS): it counts reserved memory, too"),
+        remedy="raise or remove the limit (ulimit -v, RLIMIT_AS)"),
     FailureKind(
         "Full GPU memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
         words=r"(?i)(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", outcome=OUT_OF_MEMORY,
@@ -185,8 +184,8 @@ KINDS: Final = (
         "template.spec.securityContext"),
     FailureKind(
         "An existing path", errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or on rank 0 before "
-        "dist.barrier(); or one file for each rank"),
+        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or one file for each "
+        "rank"),
     FailureKind(
         "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),
@@ -217,8 +216,8 @@ KINDS: Final = (
     FailureKind(
         "An untrusted certificate", types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
-        remedy="mount the CA's certificate and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one has expired or is "
-        "for another name, use another address"),
+        remedy="mount the CA's certificate and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one has expired, "
+        "use another address"),
     FailureKind(
         "An output that nobody reads", contents=(CLOSED_OUTPUT,), errnos=(errno.EPIPE,),
         where=r"\bprint\(|\bstd(out|err)\b|isatty",
@@ -321,8 +320,8 @@ KINDS: Final = (
     FailureKind(
         "An unknown user", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
-        remedy="the image's /etc/passwd lacks the pod's user id: set USER (any text) and HOME (a writable "
-        "folder) in env"),
+        remedy="the image's /etc/passwd lacks the pod's user id: set USER and HOME (a writable folder) in "
+        "env"),
     FailureKind(
         "A missing network interface", outcome=FATAL,
         words=r"Unable to find address for|no socket interface found|to a \(local\) address",
@@ -350,7 +349,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
-        remedy="see its own output above in the log; a negative status is the signal that killed it"),
+        remedy="see its own output above in the log; a negative status is a signal"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),
@@ -364,23 +363,28 @@ KINDS: Final = (
     FailureKind(
         "A fault of a GPU", outcome=FAULT_OF_NODE,
         words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
-        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): have it reset or "
-        "replaced"),
+        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): have it reset or replaced"),
     FailureKind(
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
-        remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
+        remedy="a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
         "size<values>; on CUDA set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
         "Builds of torch that differ", outcome=None,
         words=r"(?i)operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*",
-        remedy="install versions of torch and its extension that belong together, from the same index "
+        remedy="install versions of torch and its extension that belong together "
         "(https://pytorch.org/get-started/locally)"),
     NON_FINITE,
     FailureKind(
         "A key of the store", contents=(STORE_KEY,),
         remedy="no rank has set that key in time: find out why"),
+    FailureKind(
+        "Another key", types=("multiprocessing.context.AuthenticationError",), outcome=FATAL,
+        remedy="give both sides one authkey"),
+    FailureKind(
+        "A singular matrix", types=("torch._C._LinAlgError", "numpy.linalg.LinAlgError"), outcome=None,
+        remedy="check the matrix<values>, add a small multiple of the identity, or use float64"),
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
@@ -389,7 +393,7 @@ KINDS: Final = (
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
         remedy="the optimizer's state has other shapes, types or devices than the parameters: load that of this "
-        "model, in its order"),
+        "model"),
     FailureKind(
         "A batch", outcome=None, types=("RuntimeError", "TypeError"), where=r"[/\\]_utils[/\\]collate\.py",
         remedy="items differ in size or type, or are None: pad, convert or drop them (collate_fn)<values>"),

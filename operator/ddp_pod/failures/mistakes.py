@@ -20,6 +20,7 @@ _MISTAKES: Final = {
 }  # fmt: skip
 _WRONG_VALUES: Final = {
     "ValueError", "_pickle.PicklingError", "pickle.PicklingError", "configparser.Error", "argparse.ArgumentError",
+    "re.error", "re.PatternError", "locale.Error",
     "pydantic_core._pydantic_core.ValidationError",
 }  # fmt: skip
 # A library's ValueError may be about what a service has answered; floating point numbers depend on their order.
@@ -32,7 +33,9 @@ _NEUTRAL: Final = {
 # Other packages' checks may be about what a service has answered.
 _CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)")
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
-_TORCH: Final = re.compile(r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules)|optim|functional|_tensor)\b")
+_TORCH: Final = re.compile(
+    r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils)|optim|functional|_tensor)\b"
+)
 # Modules that pass on errors of peers, processes, devices and files.
 _MEDIATORS: Final = re.compile(
     r"[/\\](torch[/\\](distributed|multiprocessing|utils[/\\]data|cuda|hub|serialization|_utils)"
@@ -70,17 +73,25 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         return True
     if _is_from_outside(facts):
         return False
+    if facts.failing.advice:
+        return True
     if facts.types[0] == "RuntimeError":
-        if facts.by_script or _NUMERIC.search(facts.message):
+        is_local = facts.failing.device == "cpu"  # of finite numbers
+        if facts.by_script or (_NUMERIC.search(facts.message) and not is_local):
             return False
         is_refused = bool(TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message))
         return is_refused or _is_refusal(facts)
     if facts.types[0] == "AssertionError" and _is_refusal(facts):
         return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
-        is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts)
+        is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts) or _is_lookup(facts)
         return is_own and not _has_looked_outside(facts) and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
     return not _MISTAKES.isdisjoint(facts.types)
+
+
+def _is_lookup(facts: ExceptionFacts) -> bool:
+    """Return whether a library's class is of several kinds, as NumPy's AxisError is an IndexError, too."""
+    return not _MISTAKES.difference({"AssertionError"}).isdisjoint(facts.types)
 
 
 def _has_looked_outside(facts: ExceptionFacts) -> bool:
@@ -92,12 +103,13 @@ def _is_refusal(facts: ExceptionFacts) -> bool:
 
     Native code checks tensors on the CPU alike in each attempt. On another device it may be that device which fails.
     """
+    if facts.failing.device == "cpu":
+        return not _NATIVE.search(facts.message)
     if _MEDIATORS.search(facts.place) or _has_looked_outside(facts):
         return False
     if facts.line.startswith(("raise ", "assert ")):
         return bool(_CHECKING_LIBRARY.search(facts.place))
-    is_torch = _TORCH.search(facts.place) or facts.failing.device == "cpu"
-    return bool(is_torch) and not _NATIVE.search(facts.message)
+    return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
 
 
 def _is_neutral(facts: ExceptionFacts) -> bool:

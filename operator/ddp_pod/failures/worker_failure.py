@@ -182,7 +182,9 @@ def _add_remote_places(recorded: Sequence[ExceptionFacts]) -> list[ExceptionFact
         parsed = parse_chain(facts.message.splitlines()) if facts.is_remote else []
         for number, known in enumerate(chain):
             if parsed and known.types[0].endswith(parsed[0].types[0]):
-                chain[number] = known._replace(place=parsed[0].place, line=parsed[0].line)
+                code = "" if LIBRARY.search(parsed[0].place) else parsed[0].line
+                failing = known.failing if any(known.failing) else FailingCode(code)
+                chain[number] = known._replace(place=parsed[0].place, line=parsed[0].line, failing=failing)
         chain += parsed[1:] if facts.is_remote else [facts]
     return chain
 

@@ -6,7 +6,7 @@ No code of the script runs: values are read from frames, by type.
 import ast
 import linecache
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
+from .advice import find_advice, is_alone
 from .collation import describe_batch
 from .library_calls import read_documentation
 from .near_names import find_names
-from .values import MISSING, Values, is_native_function, is_tensor_value, read_operand
+from .values import MISSING, Values, is_native_function, is_plain_call, is_tensor_value, read_operand
 from .ways import Root, list_ways
 
 _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
@@ -27,7 +28,8 @@ _VALUES_LIMIT: Final = 300
 _INNER_SCOPES: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _BLOCKS: Final = (ast.stmt, ast.ExceptHandler, *filter(None, [getattr(ast, "match_case", None)]))
 _HEADERS: Final = ("test", "iter", "subject", "value")  # of statements: what they evaluate first
-_NONE: Final = "'NoneType' object"
+_NONE_TYPE: Final = "NoneType"
+_NONE: Final = f"'{_NONE_TYPE}' object"
 _OPPOSITES: Final = {
     ast.Eq: ast.NotEq, ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.Is: ast.IsNot, ast.In: ast.NotIn,
     ast.NotEq: ast.Eq, ast.GtE: ast.Lt, ast.LtE: ast.Gt, ast.IsNot: ast.Is, ast.NotIn: ast.In,
@@ -55,7 +57,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
     batch = describe_batch(traces)
     if batch:
         return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
-    own_trace = next((trace for trace in reversed(traces) if not _is_library(trace)), None)
+    own_trace = _find_own(traces)
     if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
         return FailingCode()
     own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
@@ -63,11 +65,15 @@ def find_failing_code(error: BaseException) -> FailingCode:
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
         last = _find_part(error, traces[-2]) or last
     required = None if last is None or own_trace is None else last.required or _find_missing_value(error, last)
+    absent = None if own is None or own.is_refusal or required is not None else _find_absent_argument(error, own)
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
     ways = {} if own is None or own is last else list_ways(_list_roots(own))
-    if last is not None and required is not None:
+    if own is not None and absent is not None:
+        values.add(own.frame, _list_operands(absent))
+        required = absent
+    elif last is not None and required is not None:
         values.add(last.frame, _list_operands(required), ways)
         required = required if values.are_known or isinstance(error, (AttributeError, TypeError)) else None
     elif last is not None and last is not own and not last.is_refusal:
@@ -77,13 +83,75 @@ def find_failing_code(error: BaseException) -> FailingCode:
     return FailingCode(
         code,
         "" if required is None else _unparse(required),
-        _shorten(", ".join(values.list_texts()[:_MOST_VALUES]), _VALUES_LIMIT),
+        _shorten(", ".join([*values.list_texts()[:_MOST_VALUES], *_find_origin(own, required)]), _VALUES_LIMIT),
         values.find_difference(str(error) if isinstance(error, (RuntimeError, TypeError, ValueError)) else ""),
         *(find_names(error, last.frame, last.expression) if last is not None else ("", "")),
-        values.device if own is not None and own is last and _is_native(own) else "",
+        _find_device(error, last) if last is not None else "",
         _find_variant(traces[-1]) if own_trace is not traces[-1] else "",
-        read_documentation(traces[-1].tb_frame.f_code),
+        _find_documentation(traces, own_trace),
+        _find_advice(error, traces, own, last, ways),
     )
+
+
+def _find_own(traces: list[TracebackType]) -> TracebackType | None:
+    """Return the innermost frame of the script, of those with a source if there are any: dataclasses generate code."""
+    own = [trace for trace in traces if not _is_library(trace)]
+    written = [trace for trace in own if linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)]
+    return next(reversed(written or own), None)
+
+
+def _find_documentation(traces: list[TracebackType], own: TracebackType | None) -> str:
+    """Return the documentation of the library's function that raised, if the script has called it, so that it fits."""
+    is_direct = own is None or own is traces[-2:][0]
+    return read_documentation(traces[-1].tb_frame.f_code) if is_direct else ""
+
+
+def _find_advice(
+    error: BaseException,
+    traces: list[TracebackType],
+    own: _Part | None,
+    last: _Part | None,
+    ways: Mapping[int, str],
+) -> str:
+    line = None if own is None else (own.frame, own.statement, own.expression)
+    tree = None if own is None else _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
+    return find_advice(error, traces, line, None if last is None else last.required, tree, ways)
+
+
+def _find_device(error: BaseException, last: _Part) -> str:
+    """Return the device on which native code has raised, of torch for finite tensors or of Python for plain values.
+
+    Empty: unknown, or other code has raised. ``last``: the innermost frame's.
+    """
+    if last.is_refusal:
+        return ""
+    values = Values()
+    values.add(last.frame, _list_operands(last.expression), tensors_only=True)
+    if values.device:
+        return values.device if _is_native(last) and not values.is_diverged else ""
+    is_plain = type(error) is RuntimeError and is_plain_call(last.frame, last.expression)
+    return "cpu" if is_plain and is_alone() else ""
+
+
+def _find_origin(own: _Part | None, required: ast.expr | None) -> list[str]:
+    """Return by what a name of the script has become None, if one statement alone assigns it."""
+    name = required.left if isinstance(required, ast.Compare) and isinstance(required.ops[0], ast.IsNot) else None
+    if own is None or not isinstance(name, ast.Name) or read_operand(own.frame, name)[1] is not None:
+        return []
+    code = own.frame.f_code
+    tree = _parse("".join(linecache.getlines(code.co_filename, own.frame.f_globals)))
+    is_local = name.id in code.co_varnames
+    scopes = (node for node in ast.walk(tree) if getattr(node, "lineno", 0) == code.co_firstlineno) if is_local else ()
+    found = [node for node in ast.walk(next(iter(scopes), tree)) if name.id in _list_assigned(node)]
+    value = getattr(found[0], "value", None) if len(found) == 1 else None
+    return [f"by `{_unparse(value)}` in line {value.lineno}"] if isinstance(value, ast.Call) else []
+
+
+def _list_assigned(node: ast.AST) -> list[str]:
+    """Return the names that a statement assigns."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = (part for target in targets if target is not None for part in ast.walk(target))
+    return [part.id for part in names if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
 
 
 def _find_variant(trace: TracebackType) -> str:
@@ -160,7 +228,10 @@ def _find_unpacked(statement: ast.stmt, position: tuple[int | None, ...]) -> ast
 def _passes_on(statement: ast.Raise, error: BaseException, frame: FrameType) -> bool:
     """Return whether a statement raises an exception that an object keeps, as the result of other work."""
     kept = statement.exc
-    return isinstance(kept, (ast.Attribute, ast.Subscript)) and read_operand(frame, kept)[1] is error
+    if not isinstance(kept, (ast.Attribute, ast.Subscript)):
+        return False
+    part, value = read_operand(frame, kept)
+    return value is error or part is not kept  # many remove it from the object while they raise it
 
 
 @lru_cache(1)  # the exceptions of a chain are often of one file
@@ -204,7 +275,11 @@ def _find_expression(path: list[ast.AST], position: tuple[int | None, ...]) -> t
     statements = [node for node in reversed(path) if isinstance(node, ast.stmt)]
     for statement in statements:
         for node in _walk(statement):
-            if isinstance(node, ast.expr) and _get_position(node) == position and any(_list_operands(node)):
+            if not isinstance(node, ast.expr) or _get_position(node) != position:
+                continue
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                return statement, statement
+            if any(_list_operands(node)):
                 return statement, node
     running = [statement for statement in statements if _get_position(statement) == position] or statements
     first = next(iter(running), None)
@@ -299,6 +374,17 @@ def _find_value_that_is_none(error: BaseException, part: _Part) -> ast.expr | No
     if known is value and content is not None and not isinstance(value, ast.Call):
         return None
     return ast.Compare(value, [ast.IsNot()], [ast.Constant(None)])
+
+
+def _find_absent_argument(error: BaseException, own: _Part) -> ast.expr | None:
+    """Return that the only argument of the script's own line that is None must not be, if an error is about None."""
+    if not isinstance(error, TypeError) or _NONE_TYPE not in str(error) or not isinstance(own.expression, ast.Call):
+        return None
+    arguments = [*own.expression.args, *(keyword.value for keyword in own.expression.keywords)]
+    names = [node for node in arguments if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))]
+    known = ((node, read_operand(own.frame, node)) for node in names)
+    absent = [node for node, (part, value) in known if part is node and value is None]
+    return ast.Compare(absent[0], [ast.IsNot()], [ast.Constant(None)]) if len(absent) == 1 else None
 
 
 def _list_operands(node: ast.AST) -> Iterator[ast.expr]:

@@ -65,7 +65,8 @@ def _find_package(module: Any) -> str:
     return f"{name} {version}" if is_instance(version, str) else ""
 
 
-def _list_near(name: str, names: Iterable[Any]) -> list[str]:
+def list_near(name: str, names: Iterable[Any]) -> list[str]:
+    """Return the few names that are most like another one, the nearest first."""
     compared = islice(names, _MOST_COMPARED)
     texts = {text: None for text in compared if type(text) is str and len(text) <= _LENGTH}
     return difflib.get_close_matches(name, texts, _MOST // 2, _NEAR)
@@ -95,7 +96,7 @@ def _list_keys(key: str, table: dict[Any, Any]) -> str:
     """Return the keys of a table, those that are near another key first."""
     keys = islice(dict.keys(table), _MOST_COMPARED)
     names = [str(name) for name in keys if type(name) in (str, int) and len(str(name)) <= _LENGTH]
-    names = list(dict.fromkeys([*_list_near(key, names), *names]))[:_MOST]
+    names = list(dict.fromkeys([*list_near(key, names), *names]))[:_MOST]
     count = dict.__len__(table)
     more = f" and {count - len(names)} more" if names and count > len(names) else ""
     mark = " (a byte order mark: read the file as utf-8-sig)" if any(_MARK in name for name in names) else ""
@@ -113,7 +114,7 @@ def _find_variables(error: NameError, frame: FrameType) -> str:
         return ""
     if name in getattr(sys, "stdlib_module_names", ()):
         return f"import {name}"
-    near = _list_near(name, [*frame.f_locals, *frame.f_globals, *vars(builtins)])
+    near = list_near(name, [*frame.f_locals, *frame.f_globals, *vars(builtins)])
     return f"there is {', '.join(near)}" if near else ""
 
 
@@ -126,7 +127,7 @@ def _find_attributes(owner: Any, name: Any) -> Names:
         return Names(f"{list_names(kind)[0]} has {inner}")
     if name in WRAPPING and is_module(owner):
         return Names(f"{list_names(kind)[0]} is not wrapped (omit .{name})")
-    near = _list_near(name, [*list_attributes(owner), *list_attributes(kind)])
+    near = list_near(name, [*list_attributes(owner), *list_attributes(kind)])
     package = _find_package(owner.__name__ if kind is ModuleType else find_module_name(kind))
     title = owner.__name__ if kind is ModuleType else list_names(kind)[0]
     if near:
@@ -157,7 +158,7 @@ def _find_parameters(error: TypeError, frame: FrameType, code: ast.AST) -> Names
             called = function.__code__
             count = called.co_argcount + called.co_kwonlyargcount
             names = [name for name in called.co_varnames[:count] if name != "self"]
-            near = _list_near(argument[1], set(names) - {argument[1]})
+            near = list_near(argument[1], set(names) - {argument[1]})
             text = f"{ast.unparse(node.func)[-_LENGTH:]}() takes {', '.join(near or names[: 2 * _MOST]) or 'nothing'}"
             return Names(text, _find_package(function.__module__))
     return Names()

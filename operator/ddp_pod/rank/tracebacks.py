@@ -27,6 +27,7 @@ from ..base.exceptions import (
     ExceptionFacts,
     FailingCode,
     format_exception,
+    is_remote_text,
     shorten,
     shorten_entry,
 )
@@ -340,7 +341,8 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
     if not link.handled:
         with suppress(Exception):  # what is known without it is recorded
             helper = find_helper_code(error)
-            failing = find_failing_code(error) if helper is None else helper
+            is_remote = error.__cause__ is not None and is_remote_text(_name_type(type(error.__cause__)))
+            failing = helper or (failing if is_remote else find_failing_code(error))
     return facts._replace(lasting=_is_lasting(error, facts, since), failing=failing)
 
 

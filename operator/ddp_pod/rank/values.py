@@ -1,13 +1,25 @@
 """Texts of the values that failing code has worked on: sizes, numbers and names of classes, no content of strings."""
 
+import _thread
 import ast
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from enum import Enum
 from itertools import islice
-from types import BuiltinFunctionType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FrameType,
+    FunctionType,
+    MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final
 
 from .module_facts import find_module_facts
@@ -32,7 +44,10 @@ _MOST_ITEMS: Final = 3
 NAME_LIMIT: Final = 40  # characters
 _DIGITS: Final = 20
 _MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
-_CODE: Final = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_CODE: Final = (
+    ModuleType, FunctionType, BuiltinFunctionType, MethodType, type,
+    ClassMethodDescriptorType, MethodDescriptorType, WrapperDescriptorType,
+)  # fmt: skip
 _PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # of a class; any other may be a descriptor
 _NATIVE_MODULES: Final = ("torch", "torch.nn.functional")
 MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
@@ -101,6 +116,11 @@ class Values:
         """The device of all tensors; empty: they have none in common."""
         devices = {tensor.device.type for tensor in self._tensors}
         return str(*devices) if len(devices) == 1 else ""
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether a tensor has a number that is not finite, or may have one."""
+        return any(_is_diverged(tensor) for tensor in self._tensors)
 
     def find_difference(self, message: str) -> str:
         """Return in what tensors differ: device, dtype of floating numbers, or shape; empty: there are no two.
@@ -196,6 +216,46 @@ def is_native_function(module: Any, name: str) -> bool:
     return is_torch and type(vars(module).get(name)) is BuiltinFunctionType
 
 
+def is_plain_call(frame: FrameType, node: ast.AST) -> bool:
+    """Return whether code only works on values of Python's own types, by native code of Python, or of torch."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    operands = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return all(_is_native_call(frame, call.func) for call in calls) and all(
+        _is_plain(frame, operand) for operand in operands
+    )
+
+
+def _is_native_call(frame: FrameType, function: ast.expr) -> bool:
+    """Return whether a function is native code of Python or, in a process without a GPU, of torch."""
+    if isinstance(function, ast.Name):
+        return type(frame.f_builtins.get(function.id)) is BuiltinFunctionType
+    if not isinstance(function, ast.Attribute):
+        return False
+    part, owner = read_operand(frame, function.value)
+    if part is not function.value or owner is MISSING:
+        return False
+    if type(owner) is ModuleType:
+        member = vars(owner).get(function.attr)
+        is_torch = is_native_function(owner, function.attr) and not sys.modules["torch"].cuda.is_initialized()
+        is_python = type(member) is BuiltinFunctionType and is_of_python(member.__module__) and owner is not _thread
+        return is_torch or is_python
+    return is_of_python(find_module_name(type(owner))) and not is_instance(
+        find_member(type(owner), function.attr), FunctionType
+    )
+
+
+def _is_plain(frame: FrameType, operand: ast.Name) -> bool:
+    value = read_operand(frame, operand)[1]
+    if value is MISSING:
+        return operand.id in frame.f_builtins
+    return type(value) is ModuleType or is_of_python(find_module_name(type(value)))
+
+
+def is_of_python(module: Any) -> bool:
+    """Return whether a module, by its name, belongs to Python itself."""
+    return type(module) is str and module.partition(".")[0] in getattr(sys, "stdlib_module_names", ())
+
+
 def describe_type(value: Any) -> str:
     """Return dtype and shape of a tensor or an array, or None; empty for other values."""
     if value is None:
@@ -249,6 +309,8 @@ def _describe_object(value: Any) -> str:
     if tensors:
         return _describe_tensor(tensors[0])
     name = list_names(type(value))[0]
+    if type(value) is datetime:
+        return f"datetime with{'out' if value.tzinfo is None else ''} a time zone"
     if find_module_name(type(value)) == "builtins" and find_member(type(value), "__next__") is not None:
         return f"{name}, an iterator, which gives its items once"
     if is_instance(value, Enum):
@@ -310,6 +372,20 @@ def _describe_numbers(tensor: Any) -> str:
             return ""
         low, high = (int(end) for end in tensor.aminmax())
     return f" of {low} to {high}"
+
+
+def _is_diverged(tensor: Any) -> bool:
+    torch = sys.modules["torch"]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    is_readable = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= _MOST_ELEMENTS
+    if not is_readable:
+        return True
+    try:
+        with bypass_modes(torch), torch.no_grad():
+            return not bool(tensor.isfinite().all())
+    except RuntimeError:  # not every type of tensors has every operation
+        return True
 
 
 def _describe_range(tensor: Any) -> str:

@@ -1,0 +1,319 @@
+"""What the script should do instead, where the object that refused its use shows it.
+
+An immutable object, a container that changes under a loop, a class without its methods, an object that was closed.
+"""
+
+import ast
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import islice
+from types import FrameType, FunctionType, GetSetDescriptorType, MappingProxyType, TracebackType
+from typing import Any, Final
+
+from ..base.exceptions import LIBRARY
+from ..base.files import is_own_file
+from .near_names import list_near
+from .script_objects import (
+    find_member,
+    find_module_name,
+    is_instance,
+    is_tensor,
+    list_bases,
+    list_names,
+    list_own_members,
+    read_attributes,
+)
+from .values import MISSING, is_of_python, read_operand
+
+_MOST: Final = 8
+_MOST_CLASSES: Final = 10_000
+_LENGTH: Final = 60  # characters of a name
+_BITS: Final = 63  # of the numbers of torch and NumPy, beside the sign
+_CHANGEABLE: Final[dict[type, str]] = {
+    tuple: "list",
+    range: "list",
+    bytes: "bytearray",
+    str: "list",
+    MappingProxyType: "dict",
+}
+_HASHABLE: Final[dict[type, str]] = {
+    list: "a tuple",
+    set: "a frozenset",
+    dict: "a tuple of its items",
+    bytearray: "bytes",
+}
+_JSON: Final = {
+    "set": "list()", "frozenset": "list()", "PurePath": "str()", "date": ".isoformat()", "Tensor": ".tolist()",
+    "ndarray": ".tolist()", "generic": ".item()", "Enum": ".value", "bytes": ".decode()", "Decimal": "float()",
+}  # fmt: skip
+_VIEWS: Final = ("items", "keys", "values")
+_LOOPS: Final = ("get_running_loop", "get_event_loop")
+_STATES: Final = ("_closed", "closed", "_shutdown")
+_CLOSING: Final = ("close", "shutdown")
+
+
+def find_advice(
+    error: BaseException,
+    traces: Sequence[TracebackType],
+    own: tuple[FrameType, ast.stmt, ast.AST] | None,
+    required: ast.expr | None,
+    tree: ast.Module | None,
+    ways: Mapping[int, str],
+) -> str:
+    """Return what to do, by the objects in the frames of an exception; empty: they do not show it.
+
+    ``own``: the frame, the statement and the expression of the script's innermost line; ``required``: what the
+    innermost frame requires; ``tree``: of the script's file; ``ways``: how its line reaches values, by their id.
+    """
+    last = traces[-1].tb_frame
+    texts = [
+        _advise_on_function(error),
+        _advise_on_missing_method(error, last),
+        _advise_on_enum(error, traces),
+        _advise_on_graph(last, required),
+        _advise_on_loop(error, last),
+        _advise_on_json(last, ways),
+    ]
+    if own is not None:
+        frame, statement, expression = own
+        texts += [
+            _advise_on_immutable(error, frame, statement),
+            _advise_on_abstract(error, frame, expression),
+            _advise_on_closed(error, frame, expression, last, tree),
+        ]
+        if frame is last:
+            texts += [
+                _advise_on_iteration(error, frame, statement, expression),
+                _advise_on_operands(error, frame, expression),
+            ]
+    return next(filter(None, texts), "")
+
+
+def _shorten(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}…"
+
+
+def _advise_on_immutable(error: BaseException, frame: FrameType, statement: ast.stmt) -> str:
+    """Return how to change an object of which a statement has set an attribute or an item in vain."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    for target in targets if isinstance(error, (AttributeError, TypeError)) else ():
+        if not isinstance(target, (ast.Attribute, ast.Subscript)):
+            continue
+        part, owner = read_operand(frame, target.value)
+        if part is not target.value or owner is MISSING:
+            continue
+        name = _shorten(part)
+        if isinstance(target, ast.Subscript):
+            return f"{name} cannot change: make it a {_CHANGEABLE[type(owner)]}" if type(owner) in _CHANGEABLE else ""
+        if getattr(find_member(type(owner), "__dataclass_params__"), "frozen", False) is True:
+            return f"{name} cannot change: build another, dataclasses.replace({name}, {target.attr}=…)"
+        if is_instance(owner, tuple) and find_member(type(owner), "_fields") is not None:
+            return f"{name} cannot change: build another, {name}._replace({target.attr}=…)"
+        member = find_member(type(owner), target.attr)
+        if type(member) is property and member.fset is None:
+            return f"{name}.{target.attr} is a property without a setter: add one, or change what it computes from"
+        if find_member(type(owner), "__slots__") is not None and member is None and not read_attributes(owner):
+            return f"{list_names(type(owner))[0]} has no {target.attr} in its __slots__: add it there"
+    return ""
+
+
+def _advise_on_iteration(error: BaseException, frame: FrameType, statement: ast.stmt, expression: ast.AST) -> str:
+    """Return over what to iterate instead of a container that changes in the loop, unless a thread may change it."""
+    nodes = [statement.iter] if isinstance(statement, ast.For) else []
+    nodes += [loop.iter for loop in getattr(expression, "generators", ())]
+    for node in nodes if type(error) is RuntimeError and is_alone() else ():
+        is_view = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
+        iterated = node.func.value if is_view else node  # type: ignore[attr-defined]
+        part, container = read_operand(frame, iterated)
+        if part is iterated and is_instance(container, dict, set, deque):
+            return f"iterate over a copy, list({_shorten(node)}), as the loop changes it"
+    return ""
+
+
+def is_alone() -> bool:
+    """Return whether no other thread runs code of the script."""
+    own = threading.get_ident()
+    others = (frame for thread, frame in sys._current_frames().items() if thread != own)
+    return not any(_is_script(frame.f_code.co_filename) for other in others for frame in _walk_back(other))
+
+
+def _walk_back(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_script(path: str) -> bool:
+    return not (LIBRARY.search(path) or is_own_file(path) or path.startswith("<"))
+
+
+def _advise_on_function(error: BaseException) -> str:
+    """Return what the backward of a torch.autograd.Function of the script must return, if a message names it."""
+    torch: Any = sys.modules.get("torch")
+    message = str(error) if type(error) is RuntimeError and torch is not None else ""
+    if "Backward" not in message:
+        return ""
+    for kind in islice(_list_subclasses(torch.autograd.Function), _MOST_CLASSES):
+        name = list_names(kind)[0]
+        functions = [find_member(kind, function) for function in ("forward", "backward")]
+        if f"{name}Backward " not in f"{message} " or any(type(item) is not staticmethod for item in functions):
+            continue
+        forward, backward = (item.__func__.__code__ for item in functions)
+        if not _is_script(backward.co_filename):
+            continue
+        names = forward.co_varnames[: forward.co_argcount]
+        inputs = names if type(list_own_members(kind).get("setup_context")) is staticmethod else names[1:]
+        place = f"line {backward.co_firstlineno}"
+        return (
+            f"{name}.backward ({place}) must return a gradient for each argument of forward ({', '.join(inputs)}): "
+            "of its shape, or None"
+        )
+    return ""
+
+
+def _list_subclasses(kind: type) -> Iterator[type]:
+    waiting = [kind]
+    while waiting:
+        children: list[type] = type.__subclasses__(waiting.pop())
+        yield from children
+        waiting += children
+
+
+def _advise_on_missing_method(error: BaseException, last: FrameType) -> str:
+    """Return which method a class of the script must define, whose base class only raises."""
+    code = last.f_code
+    owner = last.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if not isinstance(error, NotImplementedError) or owner is None:
+        return ""
+    kind = type(owner)
+    for base in list_bases(kind)[1:]:
+        for name, member in list_own_members(base).items():
+            if type(member) is FunctionType and member.__code__ is code and find_member(kind, name) is member:
+                return _describe_missing([name], kind)
+    return ""
+
+
+def _advise_on_abstract(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
+    """Return which abstract methods a class must define before there can be an object of it."""
+    if not isinstance(error, TypeError) or not isinstance(expression, ast.Call):
+        return ""
+    part, kind = read_operand(frame, expression.func)
+    abstract = list_own_members(kind).get("__abstractmethods__") if is_instance(kind, type) else None
+    is_known = part is expression.func and type(abstract) is frozenset and abstract
+    return _describe_missing(sorted(abstract), kind) if is_known else ""  # type: ignore[arg-type]
+
+
+def _describe_missing(methods: Sequence[str], kind: type) -> str:
+    own = [name for name, member in list_own_members(kind).items() if type(member) is FunctionType]
+    near = [known for name in methods for known in list_near(name, own)]
+    spelled = f", which has {', '.join(near)}" if near else ""
+    return f"define {', '.join(methods[:_MOST])} in {list_names(kind)[0]}{spelled}"
+
+
+def _advise_on_enum(error: BaseException, traces: Sequence[TracebackType]) -> str:
+    """Return the values, or names, of an Enum that has not the one which was looked up."""
+    for trace in traces if isinstance(error, (KeyError, ValueError)) else ():
+        kind: Any = trace.tb_frame.f_locals.get("cls")
+        if trace.tb_frame.f_globals.get("__name__") == "enum" and is_instance(kind, type) and issubclass(kind, Enum):
+            members = list_own_members(kind)
+            names = members.get("_member_names_", ())
+            values = members.get("_value2member_map_", {}) if isinstance(error, ValueError) else names
+            known = [repr(value) for value in islice(values, _MOST) if type(value) in (str, int)]
+            return f"{list_names(kind)[0]} has {', '.join(known)}" if known else ""
+    return ""
+
+
+def _advise_on_graph(last: FrameType, required: ast.expr | None) -> str:
+    """Return how to get a tensor that a library accepts only without the graph that has computed it."""
+    for node in ast.walk(required) if required is not None else ():
+        if isinstance(node, ast.Attribute) and node.attr == "is_leaf":
+            part, value = read_operand(last, node.value)
+            if part is node.value and value is not MISSING and is_tensor(sys.modules["torch"], value):
+                return "take the tensor out of its graph: .detach()"
+    return ""
+
+
+def _advise_on_loop(error: BaseException, last: FrameType) -> str:
+    """Return where to call what needs a running event loop."""
+    code = last.f_code
+    is_asyncio = str(last.f_globals.get("__name__")).partition(".")[0] == "asyncio"
+    looks_up = code.co_name in _LOOPS or any(name in code.co_names for name in _LOOPS)
+    if type(error) is not RuntimeError or not is_asyncio or not looks_up:
+        return ""
+    is_running = sys.modules["asyncio"]._get_running_loop() is not None
+    return "" if is_running else "no event loop runs in this thread: do it in a coroutine that asyncio.run() runs"
+
+
+def _advise_on_json(last: FrameType, ways: Mapping[int, str]) -> str:
+    """Return how to convert a value that json cannot write."""
+    value = last.f_locals.get("o", MISSING) if last.f_globals.get("__name__") == "json.encoder" else MISSING
+    if last.f_code.co_name != "default" or value is MISSING:
+        return ""
+    names = list_names(type(value))
+    conversion = next((_JSON[name] for name in names if name in _JSON), "")
+    conversion = "dataclasses.asdict()" if find_member(type(value), "__dataclass_params__") is not None else conversion
+    name = ways.get(id(value), f"the {names[0]}")
+    return f"convert {name} for JSON, by {conversion or 'json.dump(…, default=…)'}"
+
+
+def _advise_on_closed(
+    error: BaseException, frame: FrameType, expression: ast.AST, last: FrameType, tree: ast.Module | None
+) -> str:
+    """Return which object of Python's library is closed whose method has raised, and where the script has closed it."""
+    for node in ast.walk(expression) if isinstance(error, (RuntimeError, ValueError)) else ():
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            continue
+        part, value = read_operand(frame, node)
+        is_used = last is frame or last.f_locals.get("self") is value
+        if part is node and value is not MISSING and is_used and _is_closed(value):
+            name = _shorten(node)
+            line = _find_closing(tree, name, frame) if tree is not None else 0
+            place = f" since line {line}" if line else ""
+            return f"{name} is closed{place}: use it before, or open it again"
+    return ""
+
+
+def _is_closed(value: Any) -> bool:
+    if find_module_name(type(value)) == "_io":
+        member = find_member(type(value), "closed")
+        return type(member) is GetSetDescriptorType and member.__get__(value) is True
+    if not is_of_python(find_module_name(type(value))):  # a peer may have closed it
+        return False
+    attributes = read_attributes(value)
+    return any(attributes.get(state) is True for state in _STATES)
+
+
+def _find_closing(tree: ast.Module, name: str, frame: FrameType) -> int:
+    """Return the line that closes what has a name, or that begins the block at whose end it is closed; 0: unknown."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            is_used = any(line.lineno <= frame.f_lineno <= (line.end_lineno or 0) for line in node.body)
+            names = [item.optional_vars or item.context_expr for item in node.items]
+            lines += [node.lineno for known in names if ast.unparse(known) == name and not is_used]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CLOSING:
+            lines += [node.lineno] if ast.unparse(node.func.value) == name else []
+    return lines[0] if len(set(lines)) == 1 else 0
+
+
+def _advise_on_operands(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
+    """Return how to convert an operand that is too large, of several elements, or without a hash."""
+    message = str(error) if isinstance(error, (RuntimeError, TypeError, ValueError, OverflowError)) else ""
+    if message.startswith("Boolean value of Tensor with more than one value"):
+        return "reduce it to one value, by .any(), .all() or .item()"
+    for node in ast.walk(expression) if message else ():
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            continue
+        part, value = read_operand(frame, node)
+        if part is not node or value is MISSING:
+            continue
+        kind = type(value)
+        if type(error) is TypeError and kind in _HASHABLE and f"unhashable type: '{kind.__name__}'" in message:
+            return f"{_shorten(node)} has no hash: make it {_HASHABLE[kind]}"
+        if type(error) is not TypeError and kind is int and value.bit_length() > _BITS:
+            return f"{_shorten(node)} has more than {_BITS} bits: reduce it (% 2**{_BITS})"
+    return ""

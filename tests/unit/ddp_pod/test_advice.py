@@ -1,0 +1,313 @@
+"""Remedies by an object that refused its use, and whether another attempt may succeed."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import dataclasses
+import enum
+import io
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.context import AuthenticationError
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import WeightedRandomSampler
+
+from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
+from tests.support.rank_errors import examine
+
+SETTINGS: Final[Any] = {"lr": 0.1, "steps": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A configuration that cannot change."""
+
+    lr: float = 0.1
+
+    @property
+    def steps(self) -> int:
+        """A number that is computed."""
+        return 3
+
+
+class Batch(NamedTuple):
+    """A batch that cannot change."""
+
+    x: int
+
+
+class Mode(enum.Enum):
+    """Values with names."""
+
+    FULL = "full"
+    QUICK = "quick"
+
+
+class Transform(abc.ABC):
+    """A base class."""
+
+    @abc.abstractmethod
+    def transform(self) -> None:
+        """Change a sample."""
+
+
+class Crop(Transform):
+    """A class without the method of its base class."""
+
+    def transfrom(self) -> None:
+        """Change a sample."""
+
+
+class Net(nn.Module):
+    """A module without a forward."""
+
+    def foward(self) -> None:
+        """Compute."""
+
+
+class State:
+    """An object of few attributes."""
+
+    __slots__ = ("step",)
+
+
+class Scale(torch.autograd.Function):
+    """A function whose backward forgets an input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the product."""
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Return the gradient of the first input alone."""
+        return grad * ctx.factor
+
+
+def set_field() -> None:
+    config: Any = Config()
+    config.lr = 0.2
+
+
+def set_property() -> None:
+    loader: Any = threading.Thread()
+    loader.native_id = 3
+
+
+def set_slot() -> None:
+    state: Any = State()
+    state.best = 1
+
+
+def set_name() -> None:
+    batch: Any = Batch(1)
+    batch.x = 2
+
+
+def set_item() -> None:
+    betas: Any = (0.9, 0.99)
+    betas[1] = 0.95
+
+
+def drop_in_loop() -> None:
+    meters = {"loss": 1.0, "accuracy": 2.0}
+    for name in meters.items():
+        meters.pop(name[0])
+
+
+def drop_in_comprehension() -> None:
+    meters = {"loss": 1.0, "accuracy": 2.0}
+    [meters.pop(name) for name in meters]
+
+
+def write_later() -> None:
+    with io.StringIO() as log:
+        log.write("start")
+    log.write("step")
+
+
+def submit_later() -> None:
+    with ThreadPoolExecutor(1) as saver:
+        saver.submit(len, "")
+    saver.submit(len, "")
+
+
+def scale() -> None:
+    Scale.apply(torch.ones(3, requires_grad=True), 2.0).sum().backward()
+
+
+def compare_scores() -> None:
+    scores = torch.zeros(4)
+    if scores > 0.5:
+        pass
+
+
+def hash_box() -> None:
+    box: Any = [1, 2]
+    {box}  # noqa: B018
+
+
+def write_set() -> None:
+    stats = {"classes": {1, 2}}
+    json.dumps(stats)
+
+
+def read_absent_match() -> None:
+    match: Any = re.match("model-(\\d+)", "model-final")
+    match.group(1)
+
+
+def read_absent_setting() -> None:
+    classes: Any = SETTINGS.get("classes")
+    int(classes)
+
+
+def make_large() -> None:
+    seed = 1 << 200
+    torch.tensor([seed])
+
+
+async def wait() -> None:
+    """Do nothing."""
+
+
+def start_task() -> None:
+    coroutine = wait()
+    try:
+        task = asyncio.create_task(coroutine)
+        task.cancel()
+    finally:
+        coroutine.close()
+
+
+def crop() -> None:
+    kind: Any = Crop
+    kind()
+
+
+@pytest.mark.parametrize(
+    ("work", "remedy"),
+    [
+        (set_field, "build another, dataclasses.replace(config, lr=…): `config.lr = 0.2`"),
+        (set_property, "loader.native_id is a property without a setter"),
+        (set_slot, "State has no best in its __slots__"),
+        (set_name, "build another, batch._replace(x=…)"),
+        (set_item, "betas cannot change: make it a list"),
+        (drop_in_loop, "iterate over a copy, list(meters.items()), as the loop changes it"),
+        (drop_in_comprehension, "iterate over a copy, list(meters)"),
+        (write_later, "log is closed since line "),
+        (submit_later, "saver is closed since line "),
+        (scale, "must return a gradient for each argument of forward (x, factor): of its shape, or None"),
+        (compare_scores, "reduce it to one value"),
+        (hash_box, "box has no hash: make it a tuple"),
+        (write_set, "convert stats['classes'] for JSON, by list(): `json.dumps(stats)`"),
+        (read_absent_match, "(match: None, by `re.match('model-(\\\\d+)', 'model-final')` in line "),
+        (read_absent_setting, "requires: classes is not None (classes: None, by `SETTINGS.get('classes')` in line "),
+        (make_large, "seed has more than 63 bits: reduce it (% 2**63)"),
+        (start_task, "no event loop runs in this thread: do it in a coroutine that asyncio.run() runs"),
+        (lambda: Mode("fast"), "Mode has 'full', 'quick'"),
+        (lambda: Mode["SLOW"], "Mode has 'FULL', 'QUICK'"),
+        (crop, "define transform in Crop, which has transfrom"),
+        (lambda: Net()(), "define forward in Net, which has foward"),
+    ],
+)
+def test_object_that_refuses_its_use_shows_what_to_do(work: Callable[[], object], remedy: str, tmp_path: Path) -> None:
+    failure = examine(work, tmp_path)
+    assert remedy in failure.remedy
+    assert failure.container_exit_code == EXIT_USER_ERROR
+
+
+def release() -> None:
+    lock = threading.Lock()
+    lock.release()
+
+
+def count_down() -> None:
+    first = 10
+    torch.arange(first, 2, 1)
+
+
+def refuse_key() -> None:
+    raise AuthenticationError("digest sent was rejected")
+
+
+@contextmanager
+def yield_nothing() -> Iterator[None]:
+    """Yield nothing, unlike what contextlib awaits."""
+    yield from ()
+
+
+def enter() -> None:
+    with yield_nothing():
+        pass
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        release,
+        count_down,
+        lambda: list(WeightedRandomSampler(torch.zeros(4), 2)),  # type: ignore[arg-type]
+        lambda: nn.utils.rnn.pack_padded_sequence(torch.zeros(2, 3, 1), torch.tensor([3, 0]), batch_first=True),
+        lambda: re.compile("layer[0"),
+        lambda: threading.Thread().join(),
+        enter,
+        refuse_key,
+    ],
+)
+def test_local_computation_fails_in_each_attempt(work: Callable[[], object], tmp_path: Path) -> None:
+    assert examine(work, tmp_path).container_exit_code == EXIT_USER_ERROR
+
+
+def change_while_another_thread_runs() -> None:
+    stopped = threading.Event()
+    other = threading.Thread(target=lambda: stopped.wait())
+    other.start()
+    try:
+        drop_in_loop()
+    finally:
+        stopped.set()
+        other.join()
+
+
+class Lease:
+    """A connection of a library, which its server has closed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._closed = True
+
+    def query(self) -> None:
+        """Ask."""
+        raise RuntimeError("connection is closed")
+
+
+def test_what_a_thread_or_a_peer_may_have_done_is_no_mistake(tmp_path: Path) -> None:
+    lease = Lease()
+    failure = examine(lambda: lease.query(), tmp_path)
+    assert "since line" not in failure.remedy
+    assert failure.container_exit_code == EXIT_RETRYABLE
+
+
+def test_exception_without_the_frames_of_another_interpreter_names_the_line_there(tmp_path: Path) -> None:
+    text = '\n"""\nTraceback (most recent call last):\n  File "/app/data.py", line 7, in parse\n    check(number)\n'
+    remote = type("_RemoteTraceback", (Exception,), {"__module__": "joblib.externals.loky.process_executor"})
+
+    def join() -> None:
+        error = ValueError("bad record 7")
+        raise error from remote(f'{text}ValueError: bad record 7\n"""')
+
+    assert "`check(number)`" in examine(join, tmp_path).remedy
