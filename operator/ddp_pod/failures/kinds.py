@@ -367,7 +367,7 @@ KINDS: Final = (
     FailureKind(
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
-        remedy="a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
+        remedy="a label beyond the classes or token beyond the vocabulary: compare it with the layer's "
         "size<values>; on CUDA set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(

@@ -47,6 +47,7 @@ _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
 )
+_LINK: Final = re.compile(r"visit\shttps?://\S+")  # to the documentation of an error
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(
@@ -95,7 +96,7 @@ def _is_lookup(facts: ExceptionFacts) -> bool:
 
 
 def _has_looked_outside(facts: ExceptionFacts) -> bool:
-    return bool(_CHECKED.search(f"{facts.message}\n{facts.line}"))
+    return bool(_CHECKED.search(_LINK.sub("", f"{facts.message}\n{facts.line}")))
 
 
 def _is_refusal(facts: ExceptionFacts) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
 from ..base.files import is_own_file
+from .calls import advise_on_called, advise_on_count, advise_on_parameters, advise_on_result, shorten_code
 from .near_names import list_near
 from .script_objects import (
     find_member,
@@ -30,7 +31,6 @@ from .values import MISSING, is_of_python, read_operand
 
 _MOST: Final = 8
 _MOST_CLASSES: Final = 10_000
-_LENGTH: Final = 60  # characters of a name
 _BITS: Final = 63  # of the numbers of torch and NumPy, beside the sign
 _CHANGEABLE: Final[dict[type, str]] = {
     tuple: "list",
@@ -82,6 +82,8 @@ def find_advice(
         texts += [
             _advise_on_immutable(error, frame, statement),
             _advise_on_abstract(error, frame, expression),
+            _advise_on_fields(error, frame, expression),
+            _advise_on_nothing(error, frame, expression),
             _advise_on_closed(error, frame, expression, last, tree),
         ]
         if frame is last:
@@ -89,12 +91,21 @@ def find_advice(
                 _advise_on_iteration(error, frame, statement, expression),
                 _advise_on_operands(error, frame, expression),
             ]
+        if isinstance(error, TypeError):
+            texts += _advise_on_calls(str(error), own, tree, is_innermost=frame is last)
     return next(filter(None, texts), "")
 
 
-def _shorten(node: ast.AST) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}…"
+def _advise_on_calls(
+    message: str, own: tuple[FrameType, ast.stmt, ast.AST], tree: ast.Module | None, *, is_innermost: bool
+) -> list[str]:
+    frame, statement, expression = own
+    texts = [advise_on_parameters(message, frame, expression), advise_on_count(message, frame, expression)]
+    if is_innermost:
+        texts.append(advise_on_result(message, frame, statement, expression))
+    if is_innermost and tree is not None:
+        texts.append(advise_on_called(message, frame, expression, tree))
+    return texts
 
 
 def _advise_on_immutable(error: BaseException, frame: FrameType, statement: ast.stmt) -> str:
@@ -106,7 +117,7 @@ def _advise_on_immutable(error: BaseException, frame: FrameType, statement: ast.
         part, owner = read_operand(frame, target.value)
         if part is not target.value or owner is MISSING:
             continue
-        name = _shorten(part)
+        name = shorten_code(part)
         if isinstance(target, ast.Subscript):
             return f"{name} cannot change: make it a {_CHANGEABLE[type(owner)]}" if type(owner) in _CHANGEABLE else ""
         if getattr(find_member(type(owner), "__dataclass_params__"), "frozen", False) is True:
@@ -130,7 +141,7 @@ def _advise_on_iteration(error: BaseException, frame: FrameType, statement: ast.
         iterated = node.func.value if is_view else node  # type: ignore[attr-defined]
         part, container = read_operand(frame, iterated)
         if part is iterated and is_instance(container, dict, set, deque):
-            return f"iterate over a copy, list({_shorten(node)}), as the loop changes it"
+            return f"iterate over a copy, list({shorten_code(node)}), as the loop changes it"
     return ""
 
 
@@ -207,6 +218,31 @@ def _advise_on_abstract(error: BaseException, frame: FrameType, expression: ast.
     return _describe_missing(sorted(abstract), kind) if is_known else ""  # type: ignore[arg-type]
 
 
+def _advise_on_fields(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
+    """Return the fields of a class of pydantic that refuses what it was given."""
+    if not isinstance(error, ValueError) or not isinstance(expression, ast.Call):
+        return ""
+    part, kind = read_operand(frame, expression.func)
+    fields: Any = list_own_members(kind).get("__pydantic_fields__") if is_instance(kind, type) else None
+    is_known = part is expression.func and type(fields) is dict and fields
+    return f"{list_names(kind)[0]} has {', '.join(islice(fields, _MOST))}" if is_known else ""
+
+
+def _advise_on_nothing(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
+    """Return what gives no item at all to a new iterator."""
+    node: Any = expression
+    for name in ("next", "iter"):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != name or len(node.args) != 1:
+            return ""
+        node = node.args[0]
+    if not isinstance(error, StopIteration):
+        return ""
+    attributes = read_attributes(read_operand(frame, node)[1])
+    size = attributes.get("batch_size") if attributes.get("drop_last") is True else None
+    dropped = f", or has fewer than {size} samples (drop_last=True)" if type(size) is int else ""
+    return f"{shorten_code(node)} is empty{dropped}"
+
+
 def _describe_missing(methods: Sequence[str], kind: type) -> str:
     own = [name for name, member in list_own_members(kind).items() if type(member) is FunctionType]
     near = [known for name in methods for known in list_near(name, own)]
@@ -270,7 +306,7 @@ def _advise_on_closed(
         part, value = read_operand(frame, node)
         is_used = last is frame or last.f_locals.get("self") is value
         if part is node and value is not MISSING and is_used and _is_closed(value):
-            name = _shorten(node)
+            name = shorten_code(node)
             line = _find_closing(tree, name, frame) if tree is not None else 0
             place = f" since line {line}" if line else ""
             return f"{name} is closed{place}: use it before, or open it again"
@@ -313,7 +349,7 @@ def _advise_on_operands(error: BaseException, frame: FrameType, expression: ast.
             continue
         kind = type(value)
         if type(error) is TypeError and kind in _HASHABLE and f"unhashable type: '{kind.__name__}'" in message:
-            return f"{_shorten(node)} has no hash: make it {_HASHABLE[kind]}"
+            return f"{shorten_code(node)} has no hash: make it {_HASHABLE[kind]}"
         if type(error) is not TypeError and kind is int and value.bit_length() > _BITS:
-            return f"{_shorten(node)} has more than {_BITS} bits: reduce it (% 2**{_BITS})"
+            return f"{shorten_code(node)} has more than {_BITS} bits: reduce it (% 2**{_BITS})"
     return ""

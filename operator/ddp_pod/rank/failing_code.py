@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
 from .advice import find_advice, is_alone
+from .calls import find_assigned
 from .collation import describe_batch
 from .library_calls import read_documentation
 from .near_names import find_names
@@ -28,6 +29,7 @@ _VALUES_LIMIT: Final = 300
 _INNER_SCOPES: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _BLOCKS: Final = (ast.stmt, ast.ExceptHandler, *filter(None, [getattr(ast, "match_case", None)]))
 _HEADERS: Final = ("test", "iter", "subject", "value")  # of statements: what they evaluate first
+_PLAIN_TYPES: Final = (type(None), bool, int, float, str, list, tuple, dict)
 _NONE_TYPE: Final = "NoneType"
 _NONE: Final = f"'{_NONE_TYPE}' object"
 _OPPOSITES: Final = {
@@ -83,7 +85,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
     return FailingCode(
         code,
         "" if required is None else _unparse(required),
-        _shorten(", ".join([*values.list_texts()[:_MOST_VALUES], *_find_origin(own, required)]), _VALUES_LIMIT),
+        _shorten(", ".join([*values.list_texts()[:_MOST_VALUES], *_find_origin(error, own, required)]), _VALUES_LIMIT),
         values.find_difference(str(error) if isinstance(error, (RuntimeError, TypeError, ValueError)) else ""),
         *(find_names(error, last.frame, last.expression) if last is not None else ("", "")),
         _find_device(error, last) if last is not None else "",
@@ -133,25 +135,15 @@ def _find_device(error: BaseException, last: _Part) -> str:
     return "cpu" if is_plain and is_alone() else ""
 
 
-def _find_origin(own: _Part | None, required: ast.expr | None) -> list[str]:
-    """Return by what a name of the script has become None, if one statement alone assigns it."""
+def _find_origin(error: BaseException, own: _Part | None, required: ast.expr | None) -> list[str]:
+    """Return by what a name of the script has become None, or a plain value without the attribute that was read."""
     name = required.left if isinstance(required, ast.Compare) and isinstance(required.ops[0], ast.IsNot) else None
-    if own is None or not isinstance(name, ast.Name) or read_operand(own.frame, name)[1] is not None:
+    if own is not None and isinstance(error, AttributeError) and isinstance(own.expression, ast.Attribute):
+        name = own.expression.value
+    if own is None or not isinstance(name, ast.Name) or type(read_operand(own.frame, name)[1]) not in _PLAIN_TYPES:
         return []
-    code = own.frame.f_code
-    tree = _parse("".join(linecache.getlines(code.co_filename, own.frame.f_globals)))
-    is_local = name.id in code.co_varnames
-    scopes = (node for node in ast.walk(tree) if getattr(node, "lineno", 0) == code.co_firstlineno) if is_local else ()
-    found = [node for node in ast.walk(next(iter(scopes), tree)) if name.id in _list_assigned(node)]
-    value = getattr(found[0], "value", None) if len(found) == 1 else None
+    value = find_assigned(own.frame, name, _parse("".join(linecache.getlines(own.frame.f_code.co_filename))))
     return [f"by `{_unparse(value)}` in line {value.lineno}"] if isinstance(value, ast.Call) else []
-
-
-def _list_assigned(node: ast.AST) -> list[str]:
-    """Return the names that a statement assigns."""
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    names = (part for target in targets if target is not None for part in ast.walk(target))
-    return [part.id for part in names if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
 
 
 def _find_variant(trace: TracebackType) -> str:

@@ -17,8 +17,10 @@ from .script_objects import (
     find_module_name,
     is_instance,
     is_module,
+    list_bases,
     list_children,
     list_names,
+    list_own_members,
 )
 from .values import MISSING, list_attributes, read_operand
 
@@ -132,7 +134,20 @@ def _find_attributes(owner: Any, name: Any) -> Names:
     title = owner.__name__ if kind is ModuleType else list_names(kind)[0]
     if near:
         return Names(f"{title} has {', '.join(near)}", package)
+    sibling = _find_sibling(kind, name)
+    if sibling:
+        return Names(f"{title} has no {name}, as {sibling} has")
     return Names(f"{title} has no {name}", package) if package else Names()
+
+
+def _find_sibling(kind: type, name: str) -> str:
+    """Return the only class with the same base class that defines a name; empty: none or several do."""
+    base = next(iter(list_bases(kind)[1:]), object)
+    if base is object or find_module_name(base) == "builtins":
+        return ""
+    subclasses: list[type] = type.__subclasses__(base)
+    found = [list_names(other)[0] for other in subclasses[:_MOST_COMPARED] if name in list_own_members(other)]
+    return found[0] if len(found) == 1 else ""
 
 
 def _find_wrapped(owner: Any, name: str) -> str:

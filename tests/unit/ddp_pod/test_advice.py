@@ -8,8 +8,10 @@ import dataclasses
 import enum
 import io
 import json
+import pprint
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from tests.support.rank_errors import examine
@@ -192,6 +194,72 @@ def start_task() -> None:
         coroutine.close()
 
 
+class Headless(nn.Module):
+    """A module whose method lacks its first parameter."""
+
+    def forward(x: Any) -> Any:  # type: ignore[misc]
+        """Compute."""
+        return x
+
+
+async def load() -> dict[str, int]:
+    """Return a batch."""
+    return {}
+
+
+def read_first_batch() -> None:
+    loader = DataLoader(torch.zeros(3, 2), batch_size=8, drop_last=True)  # type: ignore[arg-type]
+    next(iter(loader))
+
+
+def clip() -> None:
+    model: Any = nn.Linear(2, 2)
+    nn.utils.clip_grad_norm_(model, 1.0)
+
+
+def print_method() -> None:
+    loss: Any = torch.zeros(1)
+    print(f"{loss.item:.3f}")
+
+
+def count_rows() -> None:
+    rows: Any = 3
+    for _ in rows:
+        pass
+
+
+def call_module() -> None:
+    write: Any = pprint
+    write("step 1")
+
+
+def call_loss_twice() -> None:
+    criterion: Any = nn.MSELoss()
+    for _ in range(2):
+        criterion = criterion(torch.zeros(2), torch.ones(2))
+
+
+def call_headless() -> None:
+    net = Headless()
+    net(torch.zeros(1))
+
+
+def read_coroutine() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load()["label"]  # type: ignore[index]
+
+
+def differentiate_number() -> None:
+    loss: Any = torch.zeros(1).item()
+    loss.backward()
+
+
+def set_epoch() -> None:
+    sampler: Any = RandomSampler([1])
+    sampler.set_epoch(1)
+
+
 def crop() -> None:
     kind: Any = Crop
     kind()
@@ -219,6 +287,16 @@ def crop() -> None:
         (start_task, "no event loop runs in this thread: do it in a coroutine that asyncio.run() runs"),
         (lambda: Mode("fast"), "Mode has 'full', 'quick'"),
         (lambda: Mode["SLOW"], "Mode has 'FULL', 'QUICK'"),
+        (read_first_batch, "loader is empty, or has fewer than 8 samples (drop_last=True): "),
+        (clip, "pass model.parameters(): "),
+        (print_method, "loss.item is a function: call it, loss.item(): "),
+        (count_rows, "iterate over range(rows)"),
+        (call_module, "write is a module: call write.pprint()"),
+        (call_loss_twice, "criterion is a Tensor since line "),
+        (call_headless, "add self as the first parameter of Headless.forward (line "),
+        (read_coroutine, "await load(): "),
+        (differentiate_number, "(loss: 0.0, by `torch.zeros(1).item()` in line "),
+        (set_epoch, "RandomSampler has no set_epoch, as DistributedSampler has"),
         (crop, "define transform in Crop, which has transfrom"),
         (lambda: Net()(), "define forward in Net, which has foward"),
     ],
@@ -237,6 +315,18 @@ def release() -> None:
 def count_down() -> None:
     first = 10
     torch.arange(first, 2, 1)
+
+
+def test_class_of_pydantic_shows_its_fields(tmp_path: Path) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    settings = pydantic.create_model("Settings", __config__={"extra": "forbid"}, rate=(float, 0.1))
+
+    def configure() -> None:
+        settings(learning_rate=0.1)
+
+    failure = examine(configure, tmp_path)
+    assert "Settings has rate: " in failure.remedy
+    assert failure.container_exit_code == EXIT_USER_ERROR
 
 
 def refuse_key() -> None:
