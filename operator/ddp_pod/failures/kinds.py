@@ -211,7 +211,7 @@ KINDS: Final = (
         remedy="correct the object's name, revision or address"),
     FailureKind(
         "An overloaded service", statuses=(408, 425, 429, *range(500, 600)),
-        remedy="retry with growing pauses, send fewer requests at once, or download before training "
+        remedy="retry with growing pauses, send fewer requests, or download before training "
         "(spec.inputs)"),
     FailureKind(
         "An untrusted certificate", types=("ssl.SSLCertVerificationError",),
@@ -352,7 +352,7 @@ KINDS: Final = (
         remedy="see its own output above in the log; a negative status is a signal"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
-        remedy="a process or a person sent SIGINT to the rank"),
+        remedy="a process or person sent SIGINT to the rank"),
     NO_GPU,
     FailureKind(
         "A script that expects a GPU", own_words=True, remedy=NO_GPU.remedy,

@@ -36,6 +36,7 @@ _CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python
 _TORCH: Final = re.compile(
     r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils)|optim|functional|_tensor)\b"
 )
+_ARGUMENTS: Final = re.compile(r"[/\\]torch[/\\](amp|nn|optim)[/\\]")  # whose ValueErrors are about these
 # Modules that pass on errors of peers, processes, devices and files.
 _MEDIATORS: Final = re.compile(
     r"[/\\](torch[/\\](distributed|multiprocessing|utils[/\\]data|cuda|hub|serialization|_utils)"
@@ -86,7 +87,9 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts) or _is_lookup(facts)
-        return is_own and not _has_looked_outside(facts) and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
+        has_checked_arguments = facts.types[0] == "ValueError" and bool(_ARGUMENTS.search(facts.place))
+        is_local = has_checked_arguments or not _has_looked_outside(facts)
+        return is_own and is_local and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
     return not _MISTAKES.isdisjoint(facts.types)
 
 

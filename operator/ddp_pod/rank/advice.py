@@ -26,6 +26,7 @@ from .script_objects import (
     list_names,
     list_own_members,
     read_attributes,
+    read_tensor,
 )
 from .values import MISSING, is_of_python, read_operand
 
@@ -336,11 +337,22 @@ def _find_closing(tree: ast.Module, name: str, frame: FrameType) -> int:
     return lines[0] if len(set(lines)) == 1 else 0
 
 
+def _advise_on_index(frame: FrameType, expression: ast.Subscript) -> str:
+    """Return how to convert a tensor of floating numbers that is used as an index."""
+    part, value = read_operand(frame, expression.slice)
+    torch = sys.modules.get("torch")
+    tensor = None if torch is None or part is not expression.slice else read_tensor(torch, value)
+    name = shorten_code(expression.slice)
+    return f"convert the index: {name}.long()" if tensor is not None and tensor.is_floating_point() else ""
+
+
 def _advise_on_operands(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
     """Return how to convert an operand that is too large, of several elements, or without a hash."""
     message = str(error) if isinstance(error, (RuntimeError, TypeError, ValueError, OverflowError)) else ""
     if message.startswith("Boolean value of Tensor with more than one value"):
         return "reduce it to one value, by .any(), .all() or .item()"
+    if isinstance(error, IndexError) and isinstance(expression, ast.Subscript):
+        return _advise_on_index(frame, expression)
     for node in ast.walk(expression) if message else ():
         if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
             continue

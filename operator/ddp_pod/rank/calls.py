@@ -22,6 +22,7 @@ _LENGTH: Final = 60  # characters of a name
 _CALLABLE: Final = re.compile(r"\b(builtin_function_or_method|method|function)\b")
 _ITERATED: Final = re.compile(r"object is not iterable|should be an iterable")
 _COUNTED: Final = re.compile(r"(?:[\w.]*<locals>\.)?((?:\w+\.)*)(\w+)\(\) takes .* but \d+ (?:was|were) given")
+_BLOCKS: Final = ("body", "orelse", "finalbody", "handlers")
 _FUNCTIONS: Final = (
     FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, ClassMethodDescriptorType,
 )  # fmt: skip
@@ -33,35 +34,65 @@ def shorten_code(node: ast.AST) -> str:
     return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}…"
 
 
-def find_assigned(frame: FrameType, name: ast.Name, tree: ast.Module) -> ast.expr | None:
-    """Return what the only statement assigns that gives a name its value in a frame; None: there are more, or none.
+def find_assigned(frame: FrameType, name: ast.Name, tree: ast.Module, line: int) -> ast.expr | None:
+    """Return what the statement assigns from which a name has its value at a line of a frame; None: it is not certain.
 
-    One that calls the name itself counts alone: after it, the name is no function any more.
+    That is the last one before in the same block, or the only one. One that calls the name itself counts alone: after
+    it, the name is no function any more.
     """
+    before = _find_before(tree, name.id, line)
+    if before is not None:
+        return before
     code = frame.f_code
     is_local = name.id in code.co_varnames
     scopes = (node for node in ast.walk(tree) if getattr(node, "lineno", 0) == code.co_firstlineno) if is_local else ()
-    nodes = (node for node in ast.walk(next(iter(scopes), tree)) if name.id in _list_assigned(node))
-    values = [getattr(node, "value", None) for node in nodes]
-    values = [value for value in values if _calls(value, name)] or values
-    return values[0] if len(values) == 1 and isinstance(values[0], ast.expr) else None
+    scope = next(iter(scopes), tree)
+    values = [_find_value(node, name.id) for node in ast.walk(scope)]
+    calling = [value for value in values if _calls(value, name)]
+    if len(calling) == 1:
+        return calling[0]
+    is_only = sum(_sets(node, name.id) for node in ast.walk(scope)) == 1
+    return next(filter(None, values), None) if is_only else None
 
 
-def _calls(value: ast.AST | None, name: ast.Name) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == name.id
+def _find_before(tree: ast.Module, name: str, line: int) -> ast.expr | None:
+    """Return what the last statement of a line's block assigns to a name before that line; None: it is not certain."""
+    for node in ast.walk(tree):
+        for block in (getattr(node, part, None) for part in _BLOCKS):
+            statements = block if isinstance(block, list) else []
+            places = [part for part, item in enumerate(statements) if item.lineno <= line <= item.end_lineno]
+            if places and not _has_blocks(statements[places[0]]):
+                former = statements[: places[0]]
+                changes = [item for item in former if any(_sets(part, name) for part in ast.walk(item))]
+                return _find_value(changes[-1], name) if changes else None
+    return None
 
 
-def _list_assigned(node: ast.AST) -> list[str]:
-    """Return the names that a statement assigns."""
+def _has_blocks(statement: ast.stmt) -> bool:
+    return any(isinstance(getattr(statement, part, None), list) for part in (*_BLOCKS, "cases"))
+
+
+def _sets(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+
+
+def _find_value(node: ast.AST, name: str) -> ast.expr | None:
+    """Return what a statement assigns to a name alone; None: it is no such statement."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    names = (part for target in targets if target is not None for part in ast.walk(target))
-    return [part.id for part in names if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+    is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign)) and len(targets) == 1
+    return node.value if is_assignment and targets[0] is not None and _sets(targets[0], name) else None  # type: ignore[attr-defined]
+
+
+def _calls(value: ast.expr | None, name: ast.Name) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == name.id
 
 
 def advise_on_result(message: str, frame: FrameType, statement: ast.stmt, expression: ast.AST) -> str:
     """Return what to call or to await, where a TypeError is about a function, a coroutine or a number of items."""
     if isinstance(statement, ast.For) and "'int' object is not iterable" in message:
         return f"iterate over range({shorten_code(statement.iter)})"
+    if "'float' object cannot be interpreted as an integer" in message:
+        return "convert the number to an integer: int(…), or // instead of /"
     called = {id(node.func) for node in ast.walk(expression) if isinstance(node, ast.Call)}
     for node in ast.walk(expression):
         is_called = id(node) in called
@@ -96,7 +127,8 @@ def advise_on_called(message: str, frame: FrameType, expression: ast.AST, tree: 
     if type(value) is ModuleType:
         own = value.__name__.rpartition(".")[2]
         return f"{name} is a module: call {name}.{own}()" if callable(vars(value).get(own)) else ""
-    assigned = find_assigned(frame, function, tree) if isinstance(function, ast.Name) else None
+    line = expression.lineno
+    assigned = find_assigned(frame, function, tree, line) if isinstance(function, ast.Name) else None
     kind = list_names(type(value))[0]
     return "" if assigned is None else f"{name} is a {kind} since line {assigned.lineno}: give that another name"
 

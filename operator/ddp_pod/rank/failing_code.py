@@ -142,7 +142,8 @@ def _find_origin(error: BaseException, own: _Part | None, required: ast.expr | N
         name = own.expression.value
     if own is None or not isinstance(name, ast.Name) or type(read_operand(own.frame, name)[1]) not in _PLAIN_TYPES:
         return []
-    value = find_assigned(own.frame, name, _parse("".join(linecache.getlines(own.frame.f_code.co_filename))))
+    tree = _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
+    value = find_assigned(own.frame, name, tree, own.statement.lineno)
     return [f"by `{_unparse(value)}` in line {value.lineno}"] if isinstance(value, ast.Call) else []
 
 

@@ -250,8 +250,19 @@ def read_coroutine() -> None:
         load()["label"]  # type: ignore[index]
 
 
+def order() -> None:
+    places = torch.tensor([1.0, 2.0])
+    torch.zeros(4)[places]
+
+
+def halve() -> None:
+    count: Any = 8
+    range(count / 2)
+
+
 def differentiate_number() -> None:
-    loss: Any = torch.zeros(1).item()
+    loss: Any = torch.ones(1)
+    loss = torch.zeros(1).item()
     loss.backward()
 
 
@@ -297,6 +308,8 @@ def crop() -> None:
         (read_coroutine, "await load(): "),
         (differentiate_number, "(loss: 0.0, by `torch.zeros(1).item()` in line "),
         (set_epoch, "RandomSampler has no set_epoch, as DistributedSampler has"),
+        (order, "convert the index: places.long()"),
+        (halve, "or // instead of /"),
         (crop, "define transform in Crop, which has transfrom"),
         (lambda: Net()(), "define forward in Net, which has foward"),
     ],
