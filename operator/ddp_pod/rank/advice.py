@@ -15,7 +15,14 @@ from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
 from ..base.files import is_own_file
-from .calls import advise_on_called, advise_on_count, advise_on_parameters, advise_on_result, shorten_code
+from .calls import (
+    advise_on_called,
+    advise_on_count,
+    advise_on_missing,
+    advise_on_parameters,
+    advise_on_result,
+    shorten_code,
+)
 from .near_names import list_near
 from .script_objects import (
     find_member,
@@ -101,7 +108,11 @@ def _advise_on_calls(
     message: str, own: tuple[FrameType, ast.stmt, ast.AST], tree: ast.Module | None, *, is_innermost: bool
 ) -> list[str]:
     frame, statement, expression = own
-    texts = [advise_on_parameters(message, frame, expression), advise_on_count(message, frame, expression)]
+    texts = [
+        advise_on_parameters(message, frame, expression),
+        advise_on_missing(message, expression),
+        advise_on_count(message, frame, expression),
+    ]
     if is_innermost:
         texts.append(advise_on_result(message, frame, statement, expression))
     if is_innermost and tree is not None:

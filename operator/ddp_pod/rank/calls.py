@@ -23,6 +23,7 @@ _CALLABLE: Final = re.compile(r"\b(builtin_function_or_method|method|function)\b
 _ITERATED: Final = re.compile(r"object is not iterable|should be an iterable")
 _COUNTED: Final = re.compile(r"(?:[\w.]*<locals>\.)?((?:\w+\.)*)(\w+)\(\) takes .* but \d+ (?:was|were) given")
 _BLOCKS: Final = ("body", "orelse", "finalbody", "handlers")
+_MISSING: Final = re.compile(r"\(\) missing \d+ required [\w-]+ arguments?: ('.+')")
 _FUNCTIONS: Final = (
     FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, ClassMethodDescriptorType,
 )  # fmt: skip
@@ -141,6 +142,12 @@ def advise_on_parameters(message: str, frame: FrameType, expression: ast.AST) ->
         if part is node and is_module(value):
             return f"pass {shorten_code(node)}.parameters()"
     return ""
+
+
+def advise_on_missing(message: str, expression: ast.AST) -> str:
+    """Return which arguments a call lacks."""
+    missing = _MISSING.search(message) if isinstance(expression, ast.Call) else None
+    return "" if missing is None else f"pass {missing[1].replace(chr(39), '')}"
 
 
 def advise_on_count(message: str, frame: FrameType, expression: ast.AST) -> str:

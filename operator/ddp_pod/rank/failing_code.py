@@ -7,6 +7,7 @@ import ast
 import linecache
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
@@ -116,8 +117,10 @@ def _find_advice(
     ways: Mapping[int, str],
 ) -> str:
     line = None if own is None else (own.frame, own.statement, own.expression)
-    tree = None if own is None else _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
-    return find_advice(error, traces, line, None if last is None else last.required, tree, ways)
+    with suppress(Exception):  # the rest is recorded without it
+        tree = None if own is None else _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
+        return find_advice(error, traces, line, None if last is None else last.required, tree, ways)
+    return ""
 
 
 def _find_device(error: BaseException, last: _Part) -> str:

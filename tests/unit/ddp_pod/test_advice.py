@@ -255,6 +255,12 @@ def order() -> None:
     torch.zeros(4)[places]
 
 
+def step_without_metric() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    schedule.step()
+
+
 def halve() -> None:
     count: Any = 8
     range(count / 2)
@@ -308,6 +314,7 @@ def crop() -> None:
         (read_coroutine, "await load(): "),
         (differentiate_number, "(loss: 0.0, by `torch.zeros(1).item()` in line "),
         (set_epoch, "RandomSampler has no set_epoch, as DistributedSampler has"),
+        (step_without_metric, "pass metrics: `schedule.step()`"),
         (order, "convert the index: places.long()"),
         (halve, "or // instead of /"),
         (crop, "define transform in Crop, which has transfrom"),
