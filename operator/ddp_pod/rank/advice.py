@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
-from types import FrameType, FunctionType, GetSetDescriptorType, MappingProxyType, TracebackType
+from types import FrameType, FunctionType, GeneratorType, GetSetDescriptorType, MappingProxyType, TracebackType
 from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
@@ -28,6 +28,7 @@ from .script_objects import (
     find_member,
     find_module_name,
     is_instance,
+    is_module,
     is_tensor,
     list_bases,
     list_names,
@@ -84,6 +85,8 @@ def find_advice(
         _advise_on_graph(last, required),
         _advise_on_loop(error, last),
         _advise_on_json(last, ways),
+        _advise_on_yield(error, last),
+        _advise_on_module(error, last),
     ]
     if own is not None:
         frame, statement, expression = own
@@ -294,6 +297,25 @@ def _advise_on_loop(error: BaseException, last: FrameType) -> str:
         return ""
     is_running = sys.modules["asyncio"]._get_running_loop() is not None
     return "" if is_running else "no event loop runs in this thread: do it in a coroutine that asyncio.run() runs"
+
+
+def _advise_on_yield(error: BaseException, last: FrameType) -> str:
+    """Return which generator of contextlib.contextmanager has not yielded as a context must."""
+    if type(error) is not RuntimeError or last.f_globals.get("__name__") != "contextlib":
+        return ""
+    generator = read_attributes(last.f_locals.get("self")).get("gen")
+    if type(generator) is not GeneratorType:
+        return ""
+    code = generator.gi_code
+    return f"let {code.co_name} (line {code.co_firstlineno}) yield exactly once"
+
+
+def _advise_on_module(error: BaseException, last: FrameType) -> str:
+    """Return which class of a module does not call the constructor of its base class first."""
+    owner = last.f_locals.get("self")
+    is_new = is_module(owner) and "_parameters" not in read_attributes(owner)
+    is_known = isinstance(error, AttributeError) and is_new
+    return f"call super().__init__() first in {list_names(type(owner))[0]}.__init__" if is_known else ""
 
 
 def _advise_on_json(last: FrameType, ways: Mapping[int, str]) -> str:

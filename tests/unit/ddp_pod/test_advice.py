@@ -194,6 +194,13 @@ def start_task() -> None:
         coroutine.close()
 
 
+class Eager(nn.Module):
+    """A module that has attributes too early."""
+
+    def __init__(self) -> None:
+        self.head = nn.Linear(2, 2)
+
+
 class Headless(nn.Module):
     """A module whose method lacks its first parameter."""
 
@@ -277,6 +284,17 @@ def set_epoch() -> None:
     sampler.set_epoch(1)
 
 
+@contextmanager
+def yield_nothing() -> Iterator[None]:
+    """Yield nothing, unlike what contextlib awaits."""
+    yield from ()
+
+
+def enter() -> None:
+    with yield_nothing():
+        pass
+
+
 def crop() -> None:
     kind: Any = Crop
     kind()
@@ -315,6 +333,8 @@ def crop() -> None:
         (differentiate_number, "(loss: 0.0, by `torch.zeros(1).item()` in line "),
         (set_epoch, "RandomSampler has no set_epoch, as DistributedSampler has"),
         (step_without_metric, "pass metrics: `schedule.step()`"),
+        (Eager, "call super().__init__() first in Eager.__init__"),
+        (enter, "let yield_nothing (line "),
         (order, "convert the index: places.long()"),
         (halve, "or // instead of /"),
         (crop, "define transform in Crop, which has transfrom"),
@@ -353,17 +373,6 @@ def refuse_key() -> None:
     raise AuthenticationError("digest sent was rejected")
 
 
-@contextmanager
-def yield_nothing() -> Iterator[None]:
-    """Yield nothing, unlike what contextlib awaits."""
-    yield from ()
-
-
-def enter() -> None:
-    with yield_nothing():
-        pass
-
-
 @pytest.mark.parametrize(
     "work",
     [
@@ -381,15 +390,17 @@ def test_local_computation_fails_in_each_attempt(work: Callable[[], object], tmp
     assert examine(work, tmp_path).container_exit_code == EXIT_USER_ERROR
 
 
-def change_while_another_thread_runs() -> None:
+def test_container_that_another_thread_may_change_is_no_mistake_of_its_loop(tmp_path: Path) -> None:
     stopped = threading.Event()
     other = threading.Thread(target=lambda: stopped.wait())
     other.start()
     try:
-        drop_in_loop()
+        failure = examine(drop_in_loop, tmp_path)
     finally:
         stopped.set()
         other.join()
+    assert "iterate over" not in failure.remedy
+    assert failure.container_exit_code == EXIT_RETRYABLE
 
 
 class Lease:
@@ -405,7 +416,7 @@ class Lease:
         raise RuntimeError("connection is closed")
 
 
-def test_what_a_thread_or_a_peer_may_have_done_is_no_mistake(tmp_path: Path) -> None:
+def test_what_a_peer_may_have_closed_is_no_mistake(tmp_path: Path) -> None:
     lease = Lease()
     failure = examine(lambda: lease.query(), tmp_path)
     assert "since line" not in failure.remedy
