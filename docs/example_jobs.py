@@ -168,7 +168,7 @@ def make_jobs() -> list[Object]:
     }  # fmt: skip
     productive = 1 - (4 + SLOWED.pause + SLOWED.lost * SLOWED.step / 60) / 240
     queue = {"clusterQueue": "gpu-h100", "position": 3, "of": 17, "waitsFor": "nvidia.com/gpu"}
-    hang = "no step for 7m: rank 6 on gpu-12 waits for data (train.py:61), its 15 peers wait for it"
+    hang = "no step for 420 s: rank 6 on gpu-12 waits for data (train.py:61), its 15 peers wait for it"
     succeeded = ("Complete", "True", "Succeeded", "all pods have succeeded")
     return [
         job(

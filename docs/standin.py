@@ -1,6 +1,7 @@
 """Stands in for a training script in the pictures of the docs: it reports what the exporter reports, and only waits.
 
-Without torch 64 ranks of it run on two cores. It fails where it is told to, once each: ``--fail 60:kill 150:data``.
+Without torch 64 ranks of it run on two cores. It fails where it is told to, once each: ``--fail 60:kill 150:data``; the
+other ranks wait there for the failed one, as in a collective.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ def fail(how: str) -> None:
     raise ValueError(f"label 1000 is out of range for 1000 classes in shard-0{random.randint(1, 9)}.tar ({how})")
 
 
+def read(path: Path) -> int:
+    """Return the step in a file; 0: there is none."""
+    return int(path.read_text()) if path.exists() else 0
+
+
 def main() -> None:
     """Wait for so many steps."""
     parser = argparse.ArgumentParser()
@@ -36,7 +42,8 @@ def main() -> None:
     chance = random.Random(rank)
     folder = Path(os.environ["DDP_CHECKPOINT_DIR"])
     saved = folder / "step"
-    first = int(saved.read_text()) if saved.exists() else 0
+    first = read(saved)
+    failed = read(folder / "failed")
     failures = [entry.split(":") for entry in arguments.fail]
     exporter = Exporter.start(total_steps=arguments.steps, epochs=4)
     for step in range(first + 1, arguments.steps + 1):
@@ -48,9 +55,10 @@ def main() -> None:
         rate = 0.1 * (1 + math.cos(math.pi * step / arguments.steps)) / 2
         exporter.step(samples=64, loss=loss, step=step, epoch=epoch, learning_rate=rate, data_wait=data, compute=own)
         for place, how in failures:
-            done = folder / f"failed-{place}"
-            if rank == ranks - 1 and step == int(place) and not done.exists():
-                done.touch()
+            if step == int(place) > failed:
+                if rank < ranks - 1:
+                    time.sleep(3600)
+                (folder / "failed").write_text(place)
                 fail(how)
         if rank == 0 and step % 40 == 0:
             with exporter.saving():

@@ -22,7 +22,6 @@ from ddp_operator.api.status import (
     PreflightStatus,
     Progress,
     Status,
-    Straggler,
     StragglerCause,
 )
 from ddp_operator.api.stored_fields import read_status
@@ -175,7 +174,7 @@ class _Case:
         saved = self.status.checkpoint
         onward = "from the beginning: no checkpoint was reported"
         if saved is not None:
-            onward = f"from the checkpoint of step {saved.step}"
+            onward = f"from the checkpoint of step {saved.step:,}"
         return remedy.format(name=self.name + self.option, option=self.option, onward=onward)
 
 
@@ -322,8 +321,9 @@ def _describe_end(case: _Case, failed: Condition | None) -> str:
     failure = case.status.last_failure
     message = describe_end(failed, failure)
     if failure is not None and _is_cause(failure, failed.reason):
-        end = f" It was given up ({failed.reason}): {sentence(message)}" if message else ""
-        return f"{what}: {_describe_cause(failure)}{end}"
+        is_same = failed.reason == failure.category
+        end = _capitalize(message) if is_same else f"It was given up ({failed.reason}): {message}"
+        return f"{what}: {_describe_cause(failure)} {sentence(end) if message else ''}".rstrip()
     return f"{what} ({failed.reason}): {sentence(message)}" if message else f"{what} ({failed.reason})."
 
 
@@ -386,16 +386,22 @@ def _explain_failing_upload(case: _Case) -> Why | None:
     uploaded = case.status.condition("CheckpointsUploaded")
     if uploaded is None or uploaded.status != "False":
         return None
-    what = f"{_describe_training(case)} But {sentence(uploaded.message)}"
+    what = f"{_describe_training(case, has_problem=True)} But {sentence(uploaded.message)}"
     return replace(case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason]), notes=_list_notes(case))
 
 
 def _explain_divergence(case: _Case) -> Why | None:
     progress = case.status.progress
-    if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
+    if progress is None or not has_diverged(progress):
         return None
-    what = f"{_describe_training(case)} But its loss is {progress.loss}: further steps cannot improve the model."
+    training = _describe_training(case, has_problem=True)
+    what = f"{training} But its loss is {progress.loss}: further steps cannot improve the model."
     return Why(case.name, case.phase, "", what, REMEDIES["LossNotFinite"], _list_notes(case))
+
+
+def has_diverged(progress: Progress | None) -> bool:
+    """Return whether the newest loss is not a number."""
+    return progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
 
 
 def _explain_training(case: _Case) -> Why:
@@ -423,7 +429,7 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
     queue = case.status.queue
     if queue is not None and queue.start_p50 is not None and queue.start_p90 is not None:
         median, late = ((time - case.now).total_seconds() for time in (queue.start_p50, queue.start_p90))
-        what += f" Expected in {format_estimate(median)}, with 90 % within {format_estimate(late)}."
+        what += f" Expected in {format_estimate(median)}, with 90% within {format_estimate(late)}."
     failure = case.status.last_failure
     if failure is not None and _is_after_restart(case.status, condition):
         is_stated = describe_detail(failure) in condition.message
@@ -473,10 +479,15 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
 
 
 def _describe_position(status: Status) -> str:
-    progress = status.progress
-    if progress is None or progress.step is None:
+    step = _describe_step(status.progress or Progress())
+    return f" after {step}" if step else ""
+
+
+def _describe_step(progress: Progress) -> str:
+    """Return the last step and the number of all; empty: it is unknown."""
+    if progress.step is None:
         return ""
-    return f" after step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
+    return f"step {progress.step:,}" + (f" of {progress.total_steps:,}" if progress.total_steps else "")
 
 
 def _find_remedy(status: Status, condition: Condition) -> str:
@@ -523,7 +534,8 @@ def _describe_success(case: _Case) -> str:
         seconds = (status.completion_time - status.start_time).total_seconds()
         duration = f" in {format_duration(seconds)}"
     progress = status.progress or Progress()
-    measured = {"step": progress.step, "loss": progress.loss, "validation accuracy": progress.val_accuracy}
+    step = f"{progress.step:,}" if progress.step else ""
+    measured = {"step": step, "loss": progress.loss, "validation accuracy": progress.val_accuracy}
     results = [f"{label} {value}" for label, value in measured.items() if value]
     restarts = status.restarts.all
     if restarts:
@@ -540,13 +552,10 @@ class _SlowPart(NamedTuple):
 
 
 _SLOW_PARTS: Final[Mapping[StragglerCause, _SlowPart]] = {
-    "data": _SlowPart("it waits for its data", "look at its storage and its DataLoader workers"),
-    "compute": _SlowPart(
-        "its own computation takes long", "look at its node (clock rates, other processes) and its batches"
-    ),
+    "data": _SlowPart("it waits for data", "look at its storage and its DataLoader workers"),
+    "compute": _SlowPart("its computation is slow", "look at its node (clock rates, other processes) and its batches"),
     "sleep": _SlowPart(
-        "its process uses hardly any CPU meanwhile",
-        "look for a sleep, a lock, the network or storage in its steps",
+        "its process uses hardly any CPU", "look for a sleep, a lock, the network or storage in its steps"
     ),
     "throttled": _SlowPart("its pod has used up its limit of CPUs", "raise or remove that limit"),
     "cpu": _SlowPart("it waits for a CPU", "look at what else runs on its node, and at its number of threads"),
@@ -571,42 +580,36 @@ def _note_stragglers(status: Status) -> Note:
     return Note(what, _capitalize_sentence(part.remedy), is_about_ranks=True)
 
 
-def explain_straggler(straggler: Straggler) -> str:
-    """Return by which factor a rank's own work is slow, and why."""
-    return f"needs {straggler.ratio} times as long as its peers for its own work: {_SLOW_PARTS[straggler.cause].cause}"
+def explain_straggler(cause: StragglerCause) -> str:
+    """Return why a rank's own work is slow."""
+    return _SLOW_PARTS[cause].cause
 
 
 def name_stragglers(status: Status) -> str:
-    """Return which rank is slow, by which factor of its own work, and how many more are; empty without one."""
+    """Return which rank is slow, by which factor of its own work, and which others are; empty without one."""
     if not status.stragglers:
         return ""
-    slowest = status.stragglers[0]
-    more = len(status.stragglers) - 1
-    others = f" ({more} more rank{'s are' if more > 1 else ' is'} slow)" if more else ""
-    work = f"{slowest.ratio} times as long as its peers for its own work in a step, without waiting"
-    return f"rank {slowest.rank} needs {work}{others}"
+    slowest, *others = status.stragglers
+    also = f" (also slow: {', '.join(f'rank {other.rank}' for other in others)})" if others else ""
+    return f"rank {slowest.rank} works {slowest.ratio} times as long as its peers in each step{also}"
 
 
-def _describe_training(case: _Case) -> str:
+def _describe_training(case: _Case, *, has_problem: bool = False) -> str:
+    """Return the progress, and that nothing blocks it, unless a ``has_problem`` or the notes contradict."""
     status = case.status
-    remarks = _describe_aside(status)
-    progress = status.progress
-    if progress is None:
-        return f"{case.name} is running; nothing blocks it.{remarks}"
-
-    parts = []
-    if progress.step is not None:
-        parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
-    if progress.percent:
-        parts.append(f"{progress.percent} done")
-    if progress.eta:
-        parts.append(f"{progress.eta} left")
-    measured = f" ({', '.join(parts)})" if parts else ""
+    progress = status.progress or Progress()
+    parts = [
+        _describe_step(progress),
+        f"{progress.percent} done" if progress.percent else "",
+        f"{progress.eta} left" if progress.eta else "",
+    ]
+    measured = f" ({', '.join(filter(None, parts))})" if any(parts) else ""
+    verb = "is running" if status.progress is None else "is training"
     pause = case.now - (progress.last_step_time or case.now)
-    state = "nothing blocks it"
+    state = "" if has_problem or _list_notes(case) else "; nothing blocks it"
     if pause >= _LONG_PAUSE:
-        state = f"its last step ended {format_duration(pause.total_seconds())} ago"
-    return f"{case.name} is training{measured}; {state}.{remarks}"
+        state = f"; its last step ended {format_duration(pause.total_seconds())} ago"
+    return f"{case.name} {verb}{measured}{state}.{_describe_aside(status)}"
 
 
 def _list_notes(case: _Case) -> tuple[Note, ...]:

@@ -28,11 +28,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_estimate(seconds: float) -> str:
-    """Return an estimated duration as text, without more digits than an estimate has: 1 min, 40 min, 3 h, 2 days."""
+    """Return an estimated duration as text, without more digits than an estimate has: 1m, 40m, 3h, 2d."""
     minutes = max(1, round(seconds / 60))
     if minutes < 100:
-        return f"{minutes} min"
-    return f"{round(minutes / 60)} h" if minutes < 48 * 60 else f"{round(minutes / 1440)} days"
+        return f"{minutes}m"
+    return f"{round(minutes / 60)}h" if minutes < 48 * 60 else f"{round(minutes / 1440)}d"
 
 
 def format_more_pods(number: int, *, preposition: str = "") -> str:

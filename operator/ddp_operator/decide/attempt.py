@@ -375,10 +375,7 @@ def _describe_mistake(state: State, cause: LastFailure) -> str:
         return ""
     if cause.exit_code in state.spec.recovery.non_retryable_exit_codes:
         return f"not restarted: exit code {cause.exit_code} is in recovery.nonRetryableExitCodes"
-    return (
-        f"not restarted: each attempt would end with {cause.signature} (a script that is to be restarted anyway exits "
-        "with code 82)"
-    )
+    return f"not restarted: each attempt would end with {cause.signature}; exit code 82 would restart it anyway"
 
 
 def count_failure(state: State, cause: LastFailure, times: int | None = None) -> RestartCounts:

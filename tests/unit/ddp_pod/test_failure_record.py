@@ -120,8 +120,8 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
         time=truncate(datetime.fromtimestamp(expected.time or 0, UTC)),
         signature=expected.signature,
         step=int(STEP),
-        conclusion=f"not restarted: each attempt would end with {expected.signature} (a script that is to be restarted "
-        "anyway exits with code 82)",
+        conclusion=f"not restarted: each attempt would end with {expected.signature}; exit code 82 would restart it "
+        "anyway",
     )
     assert (expected.category, expected.rank, expected.exit_code) == ("UserError", 3, 1)
     assert expected.message == "KeyError: 'labels'"

@@ -21,7 +21,7 @@ from ddp_cli.features.ui.run import LoggedEvent, PodFacts, RecordedRun, Row
 from ddp_cli.local.folder import COLUMNS
 from ddp_cli.view.why import LeaseRenewal, explain_why
 from ddp_operator.api import constants
-from ddp_operator.api.kubeobjects import parse_time, utc_now
+from ddp_operator.api.kubeobjects import find_trainer, parse_time, utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.views import PodView
@@ -44,10 +44,7 @@ _MOST_REPORTS: Final = 16
 _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
 _LEAST_STEP: Final = 15  # seconds between two points, about Prometheus' scrape interval
-_RANK_SERIES: Final = (
-    *(METRIC_STEPS, METRIC_STEP_SECONDS),
-    *(METRIC_DATA_SECONDS, METRIC_COMPUTE_SECONDS),
-)
+_RANK_SERIES: Final = (METRIC_STEPS, METRIC_STEP_SECONDS, METRIC_DATA_SECONDS, METRIC_COMPUTE_SECONDS)
 
 
 @dataclass
@@ -172,9 +169,7 @@ def _read_event(event: Mapping[str, Any], name: str) -> LoggedEvent | None:
 
 
 def _facts(resource: Mapping[str, Any]) -> dict[str, str]:
-    containers = resource["spec"]["template"]["spec"].get("containers") or [{}]
-    named = (container for container in containers if container.get("name") == constants.TRAINER_CONTAINER)
-    trainer = next(named, containers[0])
+    trainer = find_trainer(resource["spec"]["template"])
     metadata = resource["metadata"]
     return {
         "namespace": str(metadata["namespace"]),

@@ -1,15 +1,13 @@
 """Two or more runs side by side: which is better, the settings that differ, their curves, and their results."""
 
-import math
 import re
 import shlex
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import JobPage, format_value, mean_rate
+from ddp_cli.features.ui.job_page import JobPage, average, format_value
 from ddp_cli.features.ui.render import render, to_json
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_cli.local.folder import choose_rate
@@ -29,7 +27,7 @@ _INCIDENTAL: Final = ("rendezvous.port", "command", "image", "uid", "directory")
 
 
 class Result(NamedTuple):
-    """A row of a table: a measured value or a setting of each run. ``verdict``: which run is better; empty: neither."""
+    """A row of a table: a measured value or a setting of each run. ``verdict``: which is better; empty: no such row."""
 
     name: str
     values: Sequence[str | datetime]
@@ -63,7 +61,7 @@ def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 def choose_common_rate(runs: Sequence[RecordedRun]) -> tuple[str, str]:
     """Return the throughput's column and unit for all runs: steps, if samples are not known of all that have any."""
-    rates = {rate for run in runs if mean_rate(run, (rate := choose_rate(run.rows))[0]) is not None}
+    rates = {rate for run in runs if average(run, (rate := choose_rate(run.rows))[0]) is not None}
     return rates.pop() if len(rates) == 1 else choose_rate(())
 
 
@@ -77,8 +75,8 @@ def list_results(pages: Sequence[JobPage]) -> list[Result]:
     column, unit = choose_common_rate(runs)
     window = f"mean of steps {since:,.0f} to {common:,.0f}"
     measured = [
-        _rank(f"training loss, {window}", names, [_mean_loss(run, since, common) for run in runs]),
-        _rank(f"mean throughput, {unit}", names, [mean_rate(run, column) for run in runs], more_is_better=True),
+        _rank(f"training loss, {window}", names, [average(run, "loss", max(since, 1.0), common) for run in runs]),
+        _rank(f"mean throughput, {unit}", names, [average(run, column) for run in runs], more_is_better=True),
     ]
     described = [
         Result("state", [page.state.word for page in pages]),
@@ -97,12 +95,6 @@ def list_unfinished(pages: Sequence[JobPage]) -> list[str]:
     ]
 
 
-def _mean_loss(run: RecordedRun, since: float, until: float) -> float | None:
-    rows = [row for row in run.rows if max(since, 1.0) <= row.get("step", 0.0) <= until]
-    losses = [row["loss"] for row in rows if math.isfinite(row.get("loss", math.nan))]
-    return statistics.fmean(losses) if losses else None
-
-
 def _rank(name: str, runs: Sequence[str], values: Sequence[float | None], *, more_is_better: bool = False) -> Result:
     """Return the result with the best run, and by how much it is better than the next one."""
     known = [(value, run) for value, run in zip(values, runs, strict=True) if value is not None]
@@ -111,10 +103,11 @@ def _rank(name: str, runs: Sequence[str], values: Sequence[float | None], *, mor
     if len(known) > 1:
         best, second = known[0][0], known[1][0]
         leaders = [run for value, run in known if abs(value - best) <= _EQUAL * abs(best)]
-        verdict = f"{leaders[0]}, by {abs(best - second) / abs(second):.0%}" if second else leaders[0]
+        verdict = f"{leaders[0]} is better" + (f" by {abs(best - second) / abs(second):.0%}" if second else "")
         if len(leaders) > 1:
-            which = f"{' and '.join(leaders)}, " if len(leaders) < len(known) else ""
-            verdict = f"{which}equal within {_EQUAL:.0%}"
+            verdict = f"equal within {_EQUAL:.0%}"
+        if 1 < len(leaders) < len(known):
+            verdict = f"{' and '.join(leaders)} are better, and {verdict}"
     return Result(name, ["" if value is None else format_value(value) for value in values], verdict)
 
 

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ddp_cli.features.ui.run import Point, RecordedRun, Row, split_processes, split_step_time
+from ddp_cli.features.ui.run import Mark, Point, RecordedRun, Row, split_processes, split_step_time
 from ddp_cli.local.folder import choose_rate
 from ddp_pod.contract.thinning import thin_rows
 
@@ -46,17 +46,16 @@ def build_curves(run: RecordedRun, name: str = "", rate_of: tuple[str, str] | No
     return {
         "clock": "the job's start",
         "charts": [chart for chart in charts if chart["lines"]],
-        "marks": [_build_mark(rows, number, mark.time) for number, mark in enumerate(run.marks, 1)],
+        "marks": [_build_mark(rows, number, mark) for number, mark in enumerate(run.marks, 1)],
         "checkpoints": [{"t": time, "s": step} for time, step in run.checkpoints],
     }
 
 
-def _build_mark(rows: Sequence[Row], number: int, time: float) -> dict[str, Any]:
-    """Return an interruption with its step, its number in the timeline, and the attempt that begins with it."""
-    place = bisect_right(rows, time, key=lambda row: row["time"])
-    attempts = [row.get("attempt", 1.0) for row in rows[max(0, place - 1) : place + 1]]
-    text = f"{number} attempt {attempts[1]:.0f}" if len(attempts) == 2 and attempts[1] > attempts[0] else str(number)
-    return {"t": time, "s": rows[place - 1].get("step") if place else None, "text": text}
+def _build_mark(rows: Sequence[Row], number: int, mark: Mark) -> dict[str, Any]:
+    """Return a mark with its step, its number in the timeline, and the attempt that begins with it."""
+    place = bisect_right(rows, mark.time, key=lambda row: row["time"])
+    text = f"{number} attempt {mark.attempt}" if mark.attempt else str(number)
+    return {"t": mark.time, "s": rows[place - 1].get("step") if place else None, "text": text}
 
 
 def _build_chart(rows: Sequence[Row], key: str, title: str, unit: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.features.ui.rows import State, has_diverged, is_training, judge_attention, name_state
+from ddp_cli.features.ui.rows import State, describe_what, is_training, judge_attention, name_state
 from ddp_cli.features.ui.run import PodFacts, RecordedRun
 from ddp_cli.features.ui.timeline import Bar, list_bars
 from ddp_cli.local.folder import choose_rate
-from ddp_cli.view.why import Note, Why, explain_straggler
-from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, LastFailure, Progress, Status, Straggler
+from ddp_cli.view.why import Note, Why, explain_straggler, has_diverged
+from ddp_operator.api.status import (
+    ENDED_PHASES,
+    STRAGGLER_RATIO,
+    Progress,
+    Status,
+    Straggler,
+)
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide.report import read_rate
@@ -112,7 +118,7 @@ class JobPage:
             self.state = self.state._replace(word=f"{self.state.word}, deleted")
         self.trains = is_training(run.status, why)
         self.ranks = list_ranks(run)
-        notes = [Note(why.what, why.todo), *why.notes]
+        notes = [Note(describe_what(why), why.todo), *why.notes]
         self.findings = [_detail(note, run, self.ranks) if note.is_about_ranks else note for note in notes]
         self.cards = list_cards(run, self.now, trains=self.trains)
         self.bars = list_bars(run, self.now)
@@ -122,12 +128,6 @@ class JobPage:
     def status(self) -> Status:
         """The status of the job."""
         return self.run.status
-
-    @property
-    def step_time(self) -> float | None:
-        """The mean time of a step in seconds."""
-        times = [row.step_time for row in self.ranks if row.step_time is not None]
-        return statistics.median(times) if times else None
 
     @property
     def links(self) -> list[str]:
@@ -147,7 +147,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
     status = run.status
     progress = status.progress or Progress()
     column, unit = choose_rate(run.rows)
-    mean = mean_rate(run, column)
+    mean = average(run, column)
     pace = Card("mean throughput", format_value(mean) if mean is not None else "", unit)
     if progress.throughput and trains:
         value, _, unit = progress.throughput.partition(" ")
@@ -156,18 +156,18 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
     present = status.nodes.desired if status.phase in ENDED_PHASES else status.nodes.ready + status.nodes.succeeded
     goodput = read_rate(status.goodput)
     cards = [
-        Card("step", _count(progress.step), _total(progress.total_steps)),
-        Card("epoch", _count(progress.epoch), _total(progress.epochs)),
+        Card("step", _count(progress.step), _count(progress.total_steps, "of ")),
+        Card("epoch", _count(progress.epoch), _count(progress.epochs, "of ")),
         Card("loss", _name_loss(run.rows, progress)),
         Card("val. loss", progress.val_loss or ""),
         Card("val. accuracy", progress.val_accuracy or ""),
         pace,
         Card("time left", (trains and progress.eta) or ""),
         Card("duration", format_duration(seconds) if seconds is not None else ""),
-        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _total(status.nodes.desired)),
-        Card("GPUs", str((status.usage and status.usage.gpus) or "")),
+        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _count(status.nodes.desired, "of ")),
+        Card("GPUs", str((status.usage and status.usage.gpus) or "") if status.phase not in ENDED_PHASES else ""),
         Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else ""),
-        Card("goodput", "" if goodput is None else f"{100 * goodput:.0f} %", "of time, slow steps included"),
+        Card("goodput", "" if goodput is None else f"{100 * goodput:.0f}%", "of the time in steps that were kept"),
     ]
     return [card for card in cards if card.value]
 
@@ -178,12 +178,8 @@ def _name_loss(rows: Sequence[Mapping[str, float]], progress: Progress) -> str:
     return progress.loss or "" if has_diverged(progress) or not losses else f"{losses[-1]:.4g}"
 
 
-def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
-
-
-def _total(number: int | None) -> str:
-    return f"of {number:,}" if number else ""
+def _count(number: int | None, opening: str = "") -> str:
+    return "" if number is None else f"{opening}{number:,}"
 
 
 def format_value(value: float) -> str:
@@ -191,10 +187,11 @@ def format_value(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.4g}"
 
 
-def mean_rate(run: RecordedRun, column: str) -> float | None:
-    """Return the mean throughput of the rows of a run, which a column has; None: it was not measured."""
-    rates = [row[column] for row in run.rows if math.isfinite(row.get(column, math.nan))]
-    return statistics.fmean(rates) if rates else None
+def average(run: RecordedRun, column: str, since: float = -math.inf, until: float = math.inf) -> float | None:
+    """Return the mean of a column of the rows of a run between two steps; None: it was not measured."""
+    rows = [row for row in run.rows if since <= row.get("step", 0.0) <= until]
+    values = [row[column] for row in rows if math.isfinite(row.get(column, math.nan))]
+    return statistics.fmean(values) if values else None
 
 
 def describe_cost(ranks: Sequence[RankRow]) -> str:
@@ -206,7 +203,8 @@ def describe_cost(ranks: Sequence[RankRow]) -> str:
     if not slow or not others or not step:
         return ""
     without = step - max(slow) + max(others)
-    return f"A mean step takes {1000 * step:,.0f} ms; without slow ranks, it would take about {1000 * without:,.0f} ms."
+    mean = f"Since the ranks started, a step has taken {1000 * step:,.0f} ms on average"
+    return f"{mean}; without slow ranks, about {1000 * without:,.0f} ms."
 
 
 def locate_slowest(run: RecordedRun) -> str:
@@ -248,24 +246,23 @@ def list_ranks(run: RecordedRun) -> list[RankRow]:
     median = statistics.median([own for row in rows if (own := row.own) is not None] or [0.0])
     slow = {str(straggler.rank): straggler for straggler in status.stragglers}
     rows = [_judge_rank(row, median, slow.get(row.rank)) for row in rows]
+    rows.sort(key=lambda row: (row.order, not row.note, -(row.ratio or 0.0)))
     failed = status.last_failure if status.phase == "Failed" else None
     if failed is not None:
         rows = [replace(row, note=row.note or failed.category) if row.rank == str(failed.rank) else row for row in rows]
-    return sorted(rows, key=lambda row: _order(row, failed))
-
-
-def _order(row: RankRow, failed: LastFailure | None) -> tuple[bool, int, bool, float]:
-    return failed is None or row.rank != str(failed.rank), row.order, not row.note, -(row.ratio or 0.0)
+        rows.sort(key=lambda row: row.rank != str(failed.rank))
+    return rows
 
 
 def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> RankRow:
     """Return a rank with its ratio to the median rank, and why its peers wait for it."""
     ratio = row.own / median if median and row.own is not None else None
-    if straggler is not None:
-        return replace(row, ratio=ratio or read_rate(straggler.ratio), note=row.note or explain_straggler(straggler))
     note = row.note
-    if not note and ratio is not None and ratio >= STRAGGLER_RATIO:
-        note = f"its own {'data' if (row.data or 0.0) > (row.compute or 0.0) else 'computation'} takes long"
+    if straggler is not None:
+        ratio = ratio or read_rate(straggler.ratio)
+        note = note or explain_straggler(straggler.cause)
+    elif ratio is not None and ratio >= STRAGGLER_RATIO:
+        note = note or explain_straggler("data" if (row.data or 0.0) > (row.compute or 0.0) else "compute")
     return replace(row, ratio=ratio, note=note)
 
 

@@ -13,7 +13,6 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddp_cli.client.api import Api
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
@@ -30,7 +29,7 @@ _SEARCH_BYTES: Final = 8 << 20
 _LONGEST: Final = 2000
 _MOST_PODS: Final = 16
 _MOST_TAIL: Final = 20_000
-_SILENCE_SECONDS: Final = 20.0
+SILENCE_SECONDS: Final = 20.0
 _CURSOR: Final = re.compile(r"\d{0,9}(?:[:,]\d{1,15}){0,64}")
 
 
@@ -224,15 +223,3 @@ class LogFollower:
     def close(self) -> None:
         """End the threads at their next line, or after some seconds of silence."""
         self._source.left.set()
-
-
-def follow_pods(api: Api, name: str, list_pods: Callable[[], Sequence[LogPod]]) -> LogFollower:
-    """Return the reader of the future lines of a job's pods."""
-    return LogFollower(PodLogs(api, name, None, None, None, since=1, silence_seconds=_SILENCE_SECONDS), list_pods)
-
-
-def follow_run(folder: RunFolder) -> LogFollower:
-    """Return the reader of the future lines of a run. Raises: ClientError."""
-    source = RunLogs(folder, None, None, None)
-    source.skip_written()
-    return LogFollower(source, source.pods)

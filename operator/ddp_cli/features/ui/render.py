@@ -20,6 +20,7 @@ from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.view.terminal import make_printable
 from ddp_operator._version import __version__
 from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.texts import format_duration
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -28,7 +29,7 @@ _LIVE: Final = ("idiomorph.min.js",)
 """Not part of a saved page, which does not change."""
 _NO_LINES: Final = LogPiece()
 _MOST_ROWS: Final = 200
-"""Of a table of Events or interruptions."""
+"""Of a table of Events or failures."""
 STYLES: Final = ("uPlot.min.css", "page.css")
 PARTS: Final = ("head", "now", "timeline", "ranks", "events", "settings")
 """The parts of a job's page that change, each a template and an element."""
@@ -49,16 +50,12 @@ def _format_time(moment: datetime | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S} UTC")
 
 
+def _format_duration(seconds: float) -> str:
+    return "<1s" if 0 < seconds < 1 else format_duration(seconds)
+
+
 def _format_milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    if 0 < seconds < 0.001:
-        return f"{1000 * seconds:.2g}"
-    return f"{1000 * seconds:,.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
-
-
-def _format_sum(seconds: float) -> str:
-    return format_duration(seconds) if seconds >= 0.5 else "under 1s"
+    return "" if seconds is None else format_value(round(1000 * seconds, 0 if seconds > 0.01 else 2))
 
 
 # A command of ours begins with its name, and ends with its sentence, clause or parenthesis.
@@ -98,13 +95,13 @@ def _environment() -> Environment:
     environment.filters |= {
         "time": _format_time,
         "moment": lambda seconds: _format_time(datetime.fromtimestamp(seconds, UTC)),
-        "duration": format_duration,
-        "lasting": _format_sum,
+        "duration": _format_duration,
         "ms": _format_milliseconds,
         "value": format_value,
         "commands": _mark_commands,
     }
-    environment.globals |= {"version": __version__, "attentions": list(Attention), "most_rows": _MOST_ROWS}
+    environment.globals |= {"version": __version__, "attentions": list(Attention)}
+    environment.globals |= {"most_rows": _MOST_ROWS, "ended_phases": ENDED_PHASES}
     return environment
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
 from ddp_cli.features.ui.run import RecordedRun
-from ddp_cli.view.why import Why, name_stragglers
+from ddp_cli.view.why import Why, has_diverged, name_stragglers
 from ddp_operator.api.kubeobjects import count_pod_gpus, parse_time
 from ddp_operator.api.parse import parse_status
-from ddp_operator.api.status import Condition, Progress, QueueStatus, Status
+from ddp_operator.api.status import ENDED_PHASES, Condition, Progress, QueueStatus, Status
 from ddp_operator.api.texts import format_estimate
 from ddp_operator.decide import conditions as c
 
@@ -33,7 +33,7 @@ class Attention(IntEnum):
     NEEDS_YOU = 0
     WAITING = 1
     TRAINING = 2
-    PAUSED = 3
+    SUSPENDED = 3
     ENDED = 4
     DELETED = 5
 
@@ -55,7 +55,7 @@ UNKNOWN: Final = State("Unknown", "bad")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job in the list. ``key``: its path below the page's address."""
+    """A job in the list. ``key``: its path below the page's address. ``needs_gpus``: it holds none now."""
 
     key: str
     name: str
@@ -66,8 +66,9 @@ class Row:
     reason: str = ""
     percent: float | None = None
     progress: Progress = field(default_factory=Progress)
-    restarts: int = 0
+    restarts: int | None = None
     gpus: str = ""
+    needs_gpus: bool = False
     curve: str = ""
     trains: bool = False
     """Whether its pace is that of now."""
@@ -93,8 +94,8 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
             "Blocked" if _find_stop(status) is not None else "Diverged" if has_diverged(status.progress) else "At risk"
         )
         return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
-    tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
-    return State(phase if phase == "Stopped" else attention.title, tones.get(attention, "wait"))
+    tones = {Attention.TRAINING: "busy", Attention.SUSPENDED: "idle"}
+    return State(phase if phase in ("Stopped", "Lost", "Held") else attention.title, tones.get(attention, "wait"))
 
 
 def is_training(status: Status, why: Why) -> bool:
@@ -115,8 +116,10 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
         return Attention.NEEDS_YOU if c.find_doubts(status) and _is_news(status, now) else Attention.ENDED
     if phase in ("Failed", "Rejected"):
         return Attention.NEEDS_YOU if _is_news(status, now) else Attention.ENDED
-    if phase in ("Suspended", "Held"):
-        return Attention.PAUSED
+    if phase == "Suspended":
+        return Attention.SUSPENDED
+    if phase == "Held":
+        return Attention.WAITING
     stop = _find_stop(status)
     if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
         return Attention.NEEDS_YOU
@@ -151,6 +154,7 @@ def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
     attention = judge_attention(status, why, now)
     progress = status.progress or Progress()
     metadata = run.resource["metadata"]
+    held = str((status.usage and status.usage.gpus) or "")
     created = parse_time(metadata.get("creationTimestamp"))
     waits = attention is not Attention.ENDED and status.progress is None and not status.is_true(c.SCHEDULED)
     points = [(point["time"], point["loss"]) for point in run.rows if "loss" in point]
@@ -163,7 +167,8 @@ def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
         percent=100.0 if why.phase == "Succeeded" and not c.find_doubts(status) else read_percent(progress),
         progress=progress,
         restarts=status.restarts.all,
-        gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(run.resource),
+        gpus="" if status.phase in ENDED_PHASES else held or _count_gpus(run.resource),
+        needs_gpus=not held and status.phase in (None, "Pending", "Suspended"),
         curve=draw_sparkline(points),
         trains=is_training(status, why),
         started=(waits and created) or status.start_time or created,
@@ -176,18 +181,24 @@ def describe_state(status: Status, why: Why, attention: Attention, now: datetime
     """Return in few words why a job is in its state: the list has room for three short lines."""
     failure = status.last_failure
     obstacle = c.find_obstacle(status)
-    text = why.what.removeprefix(why.name).strip()
-    for verb in ("is ", "has been ", "has "):
-        text = text.removeprefix(verb)
+    text = describe_what(why)
     if failure is not None and why.phase in ("Failed", "Rejected"):
         text = f"{failure.category} of rank {failure.rank}: {failure.message}"
     elif obstacle is not None and why.reason == c.STALLED:
         text = obstacle.message
-    elif status.queue is not None and attention is Attention.WAITING:
+    elif status.queue is not None and attention is Attention.WAITING and why.phase != "Held":
         text = _describe_queue(status.queue, now)
     elif attention is Attention.TRAINING:
         text = name_stragglers(status)
     return (text[:1].upper() + text[1:])[:_LONGEST]
+
+
+def describe_what(why: Why) -> str:
+    """Return the explanation without the name of the job, which the list and the page have beside it."""
+    text = why.what.removeprefix(why.name).strip()
+    for verb in ("is ", "has been ", "has "):
+        text = text.removeprefix(verb)
+    return text[:1].upper() + text[1:]
 
 
 def read_percent(progress: Progress) -> float | None:
@@ -217,11 +228,6 @@ def _count_gpus(resource: Mapping[str, Any]) -> str:
 
 def _is_news(status: Status, now: datetime) -> bool:
     return status.completion_time is None or now - status.completion_time < _NEWS
-
-
-def has_diverged(progress: Progress | None) -> bool:
-    """Return whether the newest loss is not a number."""
-    return progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
 
 
 def sort_rows(rows: Iterable[Row]) -> list[Row]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,24 +26,25 @@ Row = Mapping[str, float]
 
 _FAILURE = "Failure"
 _OTHER_CAUSES = (c.RESIZED, c.DISRUPTED, c.POD_REPLACEMENT, c.RESUMED, c.NODES_READMITTED)
-_RESTART = "restart"
+RESTART = "restart"
 _SAME_SECONDS = 60.0
+_PACE = ("samples_per_second", "steps_per_second")
+_ATTEMPT = re.compile(r"attempt \d+: ")
+"""How the message of a failure begins, whose mark has a result."""
 LATE_SECONDS = 15.0
 """After this time the operator has reported an in-place restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An interruption of training: seconds since the run's start, a short label, and the full cause."""
+    """A failure or restart: seconds since the run's start, a short label, the full cause, what followed, and the number
+    of the attempt that began with it, else 0."""
 
     time: float
     label: str
     cause: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether more is known than that a later process made steps."""
-        return self.label != _RESTART or bool(self.cause)
+    result: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ class PodFacts(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedRun:
-    """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
+    """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and nothing follows ``end``.
 
     ``command`` and ``facts`` (host, versions, commit) are empty for an older folder. ``under_way``: a `ddp run` still
-    writes the folder. ``rows`` and ``events`` may be given in any order.
+    writes the folder. ``rows`` and ``events`` may be given in any order; rows after a process's last step are left out.
     """
 
     resource: Mapping[str, Any]
@@ -88,15 +89,19 @@ class RecordedRun:
     marks: Sequence[Mark] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Sort what was given, and find the start, the end and the interruptions."""
-        self.rows = sorted(self.rows, key=lambda row: row["time"])
+        """Sort what was given, and find the start, the end and the marks."""
+        rows = sorted(self.rows, key=lambda row: row["time"])
+        self.rows = [row for process in split_processes(rows) for row in _end_at_last_step(process)]
         self.events = sorted(self.events, key=lambda event: event.time)
-        times = [time.timestamp() for time in (self.status.start_time, self.status.completion_time) if time]
+        ended = self.status.completion_time
+        times = [time.timestamp() for time in (self.status.start_time, ended) if time]
         times += [row["time"] for row in self.rows] + [event.time for event in self.events]
         self.start = min(times, default=0.0)
-        self.end = max(times, default=0.0) - self.start
+        self.end = (ended.timestamp() if ended else max(times, default=0.0)) - self.start
         causes = [*self.events, *_recall_restart(self.status, self.events)]
-        self.marks = find_marks(self.rows, causes, self.start)
+        self.marks = marks = find_marks(self.rows, causes, self.start)
+        if marks and not marks[-1].result and self.status.phase == "Failed":
+            marks[-1] = replace(marks[-1], result="the job failed")
 
     @property
     def interrupted(self) -> bool:
@@ -153,7 +158,7 @@ def read_run(path: Path) -> RecordedRun:
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
-        pods=[PodFacts(number, node="this machine", state=state, report=page) for number, page in reports],
+        pods=[PodFacts(number, state=state, report=page) for number, page in reports],
     )
 
 
@@ -185,27 +190,51 @@ def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
     return parts
 
 
+def count_steps(row: Row) -> float:
+    """Return what grows with each step of a process; if no steps are counted, each row is one."""
+    return row.get("steps", row.get("step", row["time"]))
+
+
+def _end_at_last_step(process: Sequence[Row]) -> list[Row]:
+    """Return the rows of a process until its last step, with what was measured after it, but for the pace."""
+    last = len(process) - 1
+    while last and count_steps(process[last - 1]) == count_steps(process[last]):
+        last -= 1
+    measured = {name: value for name, value in process[-1].items() if name not in _PACE}
+    return [*process[:last], {**process[last], **measured, "time": process[last]["time"]}]
+
+
+def _describe_restart(before: Row, after: Row) -> tuple[str, int]:
+    """Return the result and the attempt of a mark between two rows."""
+    former, attempt = (int(row.get("attempt", 0)) for row in (before, after))
+    result = f"restarted {'as' if attempt > former else 'in'} attempt {attempt}" if attempt else "restarted"
+    return result, attempt if attempt > former else 0
+
+
 def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float) -> list[Mark]:
-    """Return the interruptions of training: each failure, and each other restart of rank 0's process with its event.
+    """Return each failure, and each other restart of rank 0's process with its event.
 
     An event may be some seconds later than the first row after the restart.
     """
     marks = []
-    gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split_processes(rows))]
+    gaps = [(before[-1], after[0]) for before, after in pairwise(split_processes(rows))]
     causes = [event for event in events if _is_cause(event)]
     for event in causes:
         # An event's time is truncated to a second.
-        inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])
-        before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + LATE_SECONDS)
-        gap = next(chain(inside, before), None)
+        inside = (gap for gap in gaps if gap[0]["time"] - 1 < event.time <= gap[1]["time"])
+        earlier = (gap for gap in gaps if gap[1]["time"] < event.time <= gap[1]["time"] + LATE_SECONDS)
+        gap = next(chain(inside, earlier), None)
         if gap is not None:
             gaps.remove(gap)
         elif not event.reason.startswith(_FAILURE):
             continue  # the mark of the failure before it has the details
-        time = gap[0] if gap is not None and event.time > gap[1] else max(event.time, gap[0] if gap else 0.0)
+        last = gap[0]["time"] if gap else 0.0
+        time = last if gap is not None and event.time > gap[1]["time"] else max(event.time, last)
         label = event.reason.removeprefix(_FAILURE)
-        marks.append(Mark(time - start, _RESTART if label == UNKNOWN.name else label, event.message))
-    marks += [Mark(before - start, _RESTART) for before, _ in gaps]
+        cause = _ATTEMPT.sub("", event.message).removeprefix(f"{label} ")
+        result = _describe_restart(*gap) if gap is not None else ()
+        marks.append(Mark(time - start, RESTART if label == UNKNOWN.name else label, cause, *result))
+    marks += [Mark(gap[0]["time"] - start, RESTART, "", *_describe_restart(*gap)) for gap in gaps]
     return sorted(marks, key=lambda mark: mark.time)
 
 

@@ -167,8 +167,7 @@ class Server:
 
     def _find(self, request: web.Request) -> tuple[Source, str]:
         """Return the place of the job that a request names, and its key. Raises: NotFound."""
-        parts = request.rel_url.raw_parts[1 : 1 + len(request.match_info)]
-        return self._find_source("/".join(parts))
+        return self._find_source("/".join(request.rel_url.raw_parts[1 : 1 + len(request.match_info)]))
 
     def _find_source(self, key: str) -> tuple[Source, str]:
         for source in self._sources:
@@ -303,10 +302,9 @@ def check_request(request: web.Request) -> str:
     has_port = port.isascii() and port.isdecimal() and int(port[:6]) < 1 << 16
     if (host if has_port else header) not in _HOSTS:
         return "This server answers on 127.0.0.1 and localhost only."
-    origin = request.headers.get("Origin")
-    if origin is not None and origin != f"http://{request.headers['Host']}":
-        return "This server does not answer other web sites."
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not _is_navigation(request):
+    is_foreign = request.headers.get("Origin", f"http://{header}") != f"http://{header}"
+    is_cross_site = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    if is_foreign or (is_cross_site and not _is_navigation(request)):
         return "This server does not answer other web sites."
     if request.method not in ("GET", "HEAD"):
         return "This server shows jobs and changes nothing."

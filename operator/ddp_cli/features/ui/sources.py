@@ -18,11 +18,11 @@ from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.client.follow import Jobs, follow_jobs, follow_objects
 from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
-from ddp_cli.client.logs import has_log, log_pod
+from ddp_cli.client.logs import PodLogs, RunLogs, has_log, log_pod
 from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job, read_once
 from ddp_cli.features.ui.job_page import JobPage
-from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, follow_pods, follow_run, read_piece
+from ddp_cli.features.ui.logs import SILENCE_SECONDS, LogFollower, LogPiece, LogQuery, read_piece
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
 from ddp_cli.local.folder import STATUS_FILE, RunFolder
@@ -186,7 +186,9 @@ class LocalRuns(Source):
 
     def follow_log(self, key: str) -> LogFollower:
         """Return the reader of the future lines of a run. Raises: ClientError."""
-        return follow_run(self._find_folder(key))
+        source = RunLogs(self._find_folder(key), None, None, None)
+        source.skip_written()
+        return LogFollower(source, source.pods)
 
 
 def build_run_page(run: RecordedRun, path: Path, *, key: str = "") -> JobPage:
@@ -310,7 +312,8 @@ class ClusterJobs(Source):
         job = self.find(key)
         opened = self._open(key, job)
         api = self._api.within(job.resource["metadata"]["namespace"])
-        return follow_pods(api, job.name, lambda: [log_pod(pod) for pod in opened.pods if has_log(pod)])
+        logs = PodLogs(api, job.name, None, None, None, since=1, silence_seconds=SILENCE_SECONDS)
+        return LogFollower(logs, lambda: [log_pod(pod) for pod in opened.pods if has_log(pod)])
 
     def _note_change(self, opened: _OpenedJob) -> None:
         opened.version += 1

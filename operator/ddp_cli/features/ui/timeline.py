@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
-from ddp_cli.features.ui.run import LATE_SECONDS, RecordedRun, Row, split_processes
+from ddp_cli.features.ui.run import LATE_SECONDS, RESTART, RecordedRun, Row, count_steps, split_processes
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.decide import conditions as c
 from ddp_pod.contract.failure_table import HANG, NODE_LOST, POD_DELETED
@@ -74,10 +74,10 @@ class _Change(NamedTuple):
 
 def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
     """Return what a job did from its start to its end: queue, start, first step, steps, stalls, restarts."""
-    end = (run.status.completion_time or now).timestamp() if run.under_way else run.start + run.end
-    reported = [
-        _Change(run.start + mark.time, "restart", _BEFORE.get(mark.label, "")) for mark in run.marks if mark.is_known
-    ]
+    is_open = run.under_way and run.status.completion_time is None
+    end = now.timestamp() if is_open else run.start + run.end
+    known = [mark for mark in run.marks if mark.label != RESTART or mark.cause]  # not only by a later process's steps
+    reported = [_Change(run.start + mark.time, "restart", _BEFORE.get(mark.label, "")) for mark in known]
     reported += _list_reported(run)
     stops = sorted(change.time for change in reported if change.kind in (_STALLED, _SILENT))
     stretches = _list_stretches(run.rows, stops)
@@ -123,16 +123,12 @@ def _list_stretches(rows: Sequence[Row], stops: Sequence[float]) -> list[_Stretc
     stretches = []
     for process in split_processes(rows):
         made = [process[0]["time"]]
-        made += [row["time"] for before, row in pairwise(process) if _count(row) != _count(before)]
+        made += [row["time"] for before, row in pairwise(process) if count_steps(row) != count_steps(before)]
         for _, part in groupby(made, key=lambda time: bisect_right(stops, time)):
             times = list(part)
             spacing = max((later - time for time, later in pairwise(times)), default=0.0)
             stretches.append(_Stretch(times[0], times[-1], spacing))
     return stretches
-
-
-def _count(row: Row) -> float:
-    return row.get("steps", row.get("step", row["time"]))
 
 
 def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:
@@ -146,12 +142,13 @@ def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:
         elif kind == "first step" and has_steps:
             kind = "restart"
         has_steps = has_steps or kind == "steps"
-        if after.time <= change.time or not kind:
+        until = min(after.time, changes[-1].time) - start
+        if until <= change.time - start or not kind:
             continue
         if bars and bars[-1].kind == kind:
-            bars[-1] = bars[-1]._replace(end=after.time - start)
+            bars[-1] = bars[-1]._replace(end=until)
         else:
-            bars.append(Bar(kind, change.time - start, after.time - start))
+            bars.append(Bar(kind, change.time - start, until))
     return bars[-_MOST_BARS:]
 
 
@@ -163,6 +160,6 @@ def _name_pause(pause: _Change, after: _Change) -> str:
         return after.kind  # it had begun when it was reported
     if seconds <= pause.spacing:
         return "steps"  # the next point was not due yet
-    if seconds <= LATE_SECONDS and after.kind != "steps" and not known:
-        return after.kind or "steps"
+    if seconds <= LATE_SECONDS and after.kind not in ("", "steps") and not known:
+        return after.kind
     return known or _NO_STEPS

@@ -80,6 +80,6 @@ def test_awaited_rank_is_named_before_the_job_stalls() -> None:
 
 def test_slow_rank_is_named_while_the_job_trains() -> None:
     slow = Status(phase="Running", stragglers=(Straggler(rank=3, ratio="23.0", cause="compute"),))
-    told = "rank 3 needs 23.0 times as long as its peers for its own work in a step, without waiting"
+    told = "rank 3 works 23.0 times as long as its peers in each step"
     assert describe_wait(slow, Page(phase="Running", ranks=(RankProgress(step=4.0),)), 4, spoken=True) == told
     assert describe_wait(slow, Page(phase="Rendezvous"), 4, spoken=True) == ""

@@ -16,17 +16,8 @@ const ddpCharts = {};
     return value.toLocaleString(undefined, { notation, ...digits });
   }
 
-  function formatTime(seconds) {
-    const whole = Math.floor(seconds);
-    const two = (number) => String(Math.floor(number)).padStart(2, "0");
-    if (whole < 60) return `${Number.isInteger(seconds) ? whole : seconds.toFixed(1)}s`;
-    if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
-    if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(whole / 60 % 60)}m`;
-    return `${Math.floor(whole / 86400)}d${two(whole / 3600 % 24)}h`;
-  }
-
-  const formatTick = (x) => options.axis === "t" ? formatTime(x) : x.toLocaleString();
-  const formatPlace = (x) => options.axis === "t" ? formatTime(x) : `step ${Math.round(x).toLocaleString()}`;
+  const formatTick = (x) => options.axis === "t" ? ddpDuration(x) : x.toLocaleString();
+  const formatPlace = (x) => options.axis === "t" ? ddpDuration(x) : `step ${Math.round(x).toLocaleString()}`;
 
   // The points of a line over the chosen axis: a restart leaves a gap, and its values replace those of repeated steps.
   function pick(line) {
@@ -116,10 +107,11 @@ const ddpCharts = {};
 
   const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
 
-  // All charts of a page show the same span, unless it is zoomed.
+  // All charts of a page show the same span, with all marks, unless it is zoomed.
   function findRange({ data: [xs] }, min, max) {
     if (!xs?.length || min !== xs[0] || max !== xs.at(-1)) return [min, max];
-    const places = data.charts.flatMap((chart) => chart.lines).flatMap((line) => pick(line)[0]);
+    const lines = data.charts.flatMap((chart) => chart.lines).flatMap((line) => pick(line)[0]);
+    const places = [...lines, ...data.marks.map((mark) => mark[options.axis] ?? min)];
     return [places.reduce((one, other) => Math.min(one, other)), places.reduce((one, other) => Math.max(one, other))];
   }
 
@@ -213,12 +205,12 @@ const ddpCharts = {};
     if (figures.some((figure) => !figure.isConnected)) place.append(...figures);
     data.charts.forEach(drawChart);
     const signs = [
-      data.marks.length && "┆ interruption, numbered as in the timeline",
-      data.checkpoints.length && "▲ checkpoint",
-      options.axis === "t" && `time since ${data.clock}`,
-      "drag to zoom, double-click or Escape to reset",
+      data.marks.length && ["sign mark", "failure or restart, numbered as in the timeline"],
+      data.checkpoints.length && ["sign checkpoint", "checkpoint"],
+      options.axis === "t" && ["", `time since ${data.clock}`],
+      ["", "drag to zoom, double-click or Escape to reset"],
     ];
-    document.getElementById("signs").replaceChildren(...signs.filter(Boolean).map((text) => ddpMake("span", {}, text)));
+    document.getElementById("signs").replaceChildren(...signs.filter(Boolean).map(([className, text]) => ddpMake("span", { className }, text)));
   }
 
   ddpCharts.show = (curves) => { data = curves; draw(); };

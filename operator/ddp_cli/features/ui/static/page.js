@@ -5,19 +5,29 @@ const ddpMake = (tag, values, ...children) => {
   element.append(...children);
   return element;
 };
+// As in the texts of the server: 42s, 5m12s, 3h04m, 2d07h.
+const ddpDuration = (seconds) => {
+  const whole = Math.floor(seconds);
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  if (whole < 60) return `${Number.isInteger(seconds) ? whole : seconds.toFixed(1)}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(whole / 60 % 60)}m`;
+  return `${Math.floor(whole / 86400)}d${two(whole / 3600 % 24)}h`;
+};
 {
   const find = (id) => document.getElementById(id);
-  const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
   const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
   const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
   const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
+  // A saved page is read on another day: it has no ages.
   function describe(moment) {
-    const seconds = (moment - Date.now()) / 1000;
-    if (Math.abs(seconds) < 60) return relative.format(Math.round(seconds), "second");
-    if (Math.abs(seconds) < 3600) return relative.format(Math.round(seconds / 60), "minute");
-    if (Math.abs(seconds) < 86400) return relative.format(Math.round(seconds / 3600), "hour");
+    const seconds = Math.round((Date.now() - moment) / 1000);
+    if (Math.abs(seconds) < 86400 && (document.body.dataset.job || document.body.dataset.list)) {
+      const [age] = ddpDuration(Math.abs(seconds)).match(/^\d+./);
+      return seconds < 0 ? `in ${age}` : `${age} ago`;
+    }
     return moment.getFullYear() === new Date().getFullYear() ? day.format(moment) : date.format(moment);
   }
 
@@ -88,16 +98,18 @@ const ddpMake = (tag, values, ...children) => {
     return left - right;
   }
 
+  const isIn = (row, filter) => filter === "" || row.dataset.attention.split(" ").includes(filter);
+
   function arrange() {
     const body = find("rows");
     const rows = [...body.children];
     for (const row of rows) {
       const isFound = row.textContent.toLowerCase().includes(list.text);
-      row.hidden = !isFound || (list.filter !== "" && row.dataset.attention !== list.filter);
+      row.hidden = !isFound || !isIn(row, list.filter);
     }
     for (const chip of document.querySelectorAll("[data-filter]")) {
       const { filter } = chip.dataset;
-      chip.querySelector("b").textContent = rows.filter((row) => filter === "" || row.dataset.attention === filter).length;
+      chip.querySelector("b").textContent = rows.filter((row) => isIn(row, filter)).length;
       chip.setAttribute("aria-pressed", String(filter === list.filter));
     }
     rows.sort((one, other) => (list.down ? -1 : 1) * compareRows(one, other));

@@ -68,7 +68,7 @@ def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> Non
     assert list_points(run, "samples_per_second") == [[(10.0, 100.0), (20.0, 110.0)], [(60.0, 105.0)]]
     assert run.checkpoints == [(20.0, 20.0), (70.0, 40.0)]
     (mark,) = run.marks
-    assert (mark.label, mark.cause) == ("Killed", "attempt 1: rank 1 was killed")
+    assert (mark.label, mark.cause, mark.result) == ("Killed", "rank 1 was killed", "restarted")
     assert run.end == 80
 
 
@@ -81,7 +81,7 @@ def test_interruption_whose_event_was_deleted_has_the_cause_of_the_last_restart(
     assert "rank 5" in mark.cause
     assert "memory limit" in mark.cause
     (kept,) = read_job(job(**status), ClusterData(EVENTS), NOW).marks
-    assert kept.cause == "attempt 1: rank 1 was killed"
+    assert kept.cause == "rank 1 was killed"
 
 
 def test_page_has_charts_links_and_command() -> None:

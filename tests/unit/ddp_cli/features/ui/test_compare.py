@@ -35,13 +35,13 @@ def test_losses_are_compared_at_the_steps_that_all_runs_have() -> None:
 def test_better_run_is_named_with_its_lead_over_the_next() -> None:
     runs = [make("a", 100, 3.0, 40.0), make("b", 100, 1.0, 50.0), make("c", 100, 2.0, 60.0)]
     results = read(*runs)
-    assert results["training loss, mean of steps 90 to 100"].verdict == "b, by 33%"
-    assert results["mean throughput, samples/s"].verdict == "c, by 20%"
+    assert results["training loss, mean of steps 90 to 100"].verdict == "b is better by 33%"
+    assert results["mean throughput, samples/s"].verdict == "c is better by 20%"
 
 
 def test_equal_runs_are_named_beside_a_worse_one() -> None:
     results = read(make("a", 100, 3.0, 50.0), make("b", 100, 3.0, 50.1), make("c", 100, 3.0, 20.0))
-    assert results["mean throughput, samples/s"].verdict == "b and a, equal within 2%"
+    assert results["mean throughput, samples/s"].verdict == "b and a are better, and equal within 2%"
     assert results["training loss, mean of steps 90 to 100"].verdict == "equal within 2%"
 
 
@@ -53,7 +53,7 @@ def test_run_without_steps_leaves_no_verdict() -> None:
 def test_verdict_names_the_training_loss_and_the_runs_that_are_unfinished() -> None:
     runs = [make(*values) for values in (("a", 100, 3.0, 40.0), ("b", 100, 1.0, 50.0, "Failed"), SUCCEEDED)]
     page = render_comparison(runs)
-    assert "<b>Better training loss, mean of steps 90 to 100:</b> b, by 33%" in page
+    assert "<b>Training loss, mean of steps 90 to 100:</b> b is better by 33% (a 4.054, b 2.054, c 3.054)</li>" in page
     assert "<b>Unfinished:</b> a still trains, b (Failed)</li>" in page
     assert "Unfinished" not in render_comparison([make(*SUCCEEDED)] * 2)
 

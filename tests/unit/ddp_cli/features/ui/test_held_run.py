@@ -11,8 +11,8 @@ import pytest
 
 from ddp_cli.__main__ import main
 from ddp_cli.features.ui.cluster_job import ClusterData, read_job
-from ddp_cli.features.ui.held_run import select_run
 from ddp_cli.features.ui.job_page import JobPage
+from ddp_cli.features.ui.pages import select_run
 from ddp_cli.features.ui.render import render_saved
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import format_time
@@ -71,7 +71,7 @@ EVENTS = [
 
 
 def select(number: int) -> RecordedRun:
-    return select_run(read_job(JOB, ClusterData(EVENTS), NOW + timedelta(seconds=400)), number, FORMER)
+    return select_run(read_job(JOB, ClusterData(EVENTS), NOW + timedelta(seconds=400)), number, lambda: FORMER)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def with_pods(folder: Path, *pods: PodFacts, **status: Any) -> RecordedRun:
 def test_slowest_rank_is_first_with_its_reason(tmp_path: Path) -> None:
     rows = list_ranks(with_pods(tmp_path, report(4, slow=2)))
     assert rows[0].rank == "2"
-    assert rows[0].note == "its own computation takes long"
+    assert rows[0].note == "its computation is slow"
     assert [row.note for row in rows[1:]] == ["", "", ""]
     assert (rows[0].node, rows[0].wait) == ("node-a", 0.2 - 0.16)
 
@@ -80,7 +80,7 @@ def test_failed_rank_is_first_with_its_failure(tmp_path: Path) -> None:
     failure = {"attempt": 1, "rank": 3, "pod": "x-1-0", "exitCode": 1, "category": "UserError", "message": "m"}
     rows = list_ranks(with_pods(tmp_path, report(4, slow=2), phase="Failed", lastFailure=failure))
     assert [(row.rank, row.note) for row in rows[:2]] == [
-        ("3", "UserError"), ("2", "its own computation takes long"),
+        ("3", "UserError"), ("2", "its computation is slow"),
     ]  # fmt: skip
 
 
@@ -91,7 +91,9 @@ def test_own_work_of_a_rank_whose_data_is_not_measured_is_its_computation() -> N
 
 def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
     slow = list_ranks(with_pods(tmp_path, report(4, slow=2)))
-    assert describe_cost(slow) == "A mean step takes 200 ms; without slow ranks, it would take about 150 ms."
+    assert describe_cost(slow) == (
+        "Since the ranks started, a step has taken 200 ms on average; without slow ranks, about 150 ms."
+    )
     assert describe_cost(list_ranks(with_pods(tmp_path, report(4, slow=-1)))) == ""
 
 
@@ -100,22 +102,21 @@ def test_advice_about_a_slow_rank_names_its_pod_and_its_node() -> None:
     run = RecordedRun(job, parse_status(job), (), (), name="x", under_way=True)
     other = PodFacts(1, name="x-1-1", node="node-b", report=decode_report(build_report(ranks=[{"rank": 4}]).encode()))
     _, slow = JobPage(replace(run, pods=[other, report(4, slow=2)._replace(name="x-1-0")]), NOW).findings
-    assert slow.what.startswith("Rank 2 needs 1.7 times as long as its peers for its own work")
+    assert slow.what.startswith("Rank 2 works 1.7 times as long as its peers in each step: its computation is slow.")
     assert slow.todo.startswith("Rank 2 runs in pod x-1-0 on node-a. Look at its node")
     assert slow.is_about_ranks
     _, unread = JobPage(replace(run, pods=[other]), NOW).findings
     assert unread.todo.startswith("Look at its node")
 
 
-def test_remark_of_a_slow_rank_is_about_its_own_work(tmp_path: Path) -> None:
-    rows = list_ranks(with_pods(tmp_path, report(4, slow=2), stragglers=[SLOW]))
-    remark = "needs 1.7 times as long as its peers for its own work: its own computation takes long"
-    assert rows[0].note == remark
+def test_remark_of_a_slow_rank_is_the_observed_cause(tmp_path: Path) -> None:
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=2), stragglers=[SLOW | {"cause": "cpu"}]))
+    assert rows[0].note == "it waits for a CPU"
 
 
-def test_goodput_states_that_slow_steps_count(tmp_path: Path) -> None:
+def test_goodput_states_what_it_counts(tmp_path: Path) -> None:
     cards = {card.name: card for card in list_cards(read_run(write_run(tmp_path, goodput="0.846")), NOW)}
-    assert cards["goodput"] == ("goodput", "85 %", "of time, slow steps included")
+    assert cards["goodput"] == ("goodput", "85%", "of the time in steps that were kept")
 
 
 def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
-from ddp_cli.client.logs import Line, LogPod
+from ddp_cli.client.logs import Line, LogPod, RunLogs
 from ddp_cli.features.ui import logs
-from ddp_cli.features.ui.logs import LogPiece, LogQuery, ShownLine, _read_pod_piece, follow_run, read_piece, show_line
+from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, ShownLine, _read_pod_piece, read_piece, show_line
 from ddp_cli.local.folder import RunFolder
 from tests.support.builders import NOW, resource
 
@@ -124,7 +124,9 @@ def test_odd_cursor_is_refused(folder: RunFolder, cursor: str) -> None:
 def test_follower_reads_new_lines_of_new_attempts(folder: RunFolder) -> None:
     folder.write_manifest("", (), resource(), "ddp run")  # this process holds its lock: the run is under way
     write(folder, "old\n")
-    follower = follow_run(folder)
+    source = RunLogs(folder, None, None, None)
+    source.skip_written()
+    follower = LogFollower(source, source.pods)
     taken: list[ShownLine] = []
 
     def until(count: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_cli.features.ui import run
+from ddp_cli.features.ui.render import render_rows
 from ddp_cli.features.ui.rows import Attention, build_row, sort_rows
 from ddp_cli.view.why import Why
 from tests.support.builders import NOW, resource
@@ -37,7 +38,7 @@ STATES: dict[str, tuple[dict[str, Any], Attention, str]] = {
     "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDS_YOU, "Blocked"),
     "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING, "Waiting"),
     "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDS_YOU, "Blocked"),
-    "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.PAUSED, "Paused"),
+    "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.SUSPENDED, "Suspended"),
     "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDS_YOU, "Failed"),
     "failed long ago": ({"phase": "Failed", "completionTime": LONG_AGO}, Attention.ENDED, "Failed"),
     "succeeded": ({"phase": "Succeeded", "completionTime": NOW.isoformat()}, Attention.ENDED, "Succeeded"),
@@ -89,6 +90,32 @@ def test_job_that_cannot_be_read_has_a_row_with_the_reason(monkeypatch: pytest.M
     assert row.reason == "This job cannot be read: LookupError: odd"
 
 
+@pytest.mark.parametrize(
+    ("phase", "usage", "gpus", "needs"),
+    [
+        ("Running", None, "2", False),
+        ("Running", {"gpus": 1}, "1", False),
+        ("Pending", {"gpus": 0}, "2", True),
+        ("Suspended", None, "2", True),
+        ("Held", None, "2", False),
+        ("Failed", {"gpus": 2}, "", False),
+        ("Succeeded", None, "", False),
+    ],
+)
+def test_gpus_are_those_that_a_job_holds_or_needs(phase: str, usage: Any, gpus: str, needs: bool) -> None:
+    job = resource(nodes=2) | {"status": {"phase": phase, **({"usage": usage} if usage else {})}}
+    container = {"name": "trainer", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    job["spec"]["template"]["spec"]["containers"] = [container]
+    row = build_row(job, NOW, key="job/a/x")
+    assert (row.gpus, row.needs_gpus) == (gpus, needs)
+
+
+@pytest.mark.parametrize(("state", "filters"), [("failed now", "0 4"), ("stalled", "0"), ("succeeded", "4")])
+def test_failed_job_is_among_those_that_need_a_person_and_those_that_have_ended(state: str, filters: str) -> None:
+    row = build_row(resource() | {"status": STATES[state][0]}, NOW, key="run/x")
+    assert f'data-attention="{filters}"' in render_rows([row])["run/x"]
+
+
 @pytest.mark.parametrize("spec", [None, {}, {"template": 3}, {"template": {"spec": None}}, {"nodes": []}])
 def test_job_with_an_incomplete_spec_has_a_row_without_gpus(spec: Any) -> None:
     row = build_row(resource() | {"spec": spec, "status": {"phase": "Failed"}}, NOW, key="job/a/x")
@@ -119,11 +146,11 @@ QUEUE = {"clusterQueue": "gpu", "position": 3, "of": 17, "waitsFor": "nvidia.com
         (
             waits("Scheduled", "QuotaPending")
             | {"phase": "Pending", "queue": QUEUE | {"startP50": (NOW + timedelta(minutes=40)).isoformat()}},
-            "Expected to start in about 40 min. Place 3 of 17 in gpu, waits for nvidia.com/gpu",
+            "Expected to start in about 40m. Place 3 of 17 in gpu, waits for nvidia.com/gpu",
         ),
         (
             {"phase": "Running", "conditions": TRAINING, "stragglers": [{"rank": 1, "ratio": "1.7", "cause": "data"}]},
-            "Rank 1 needs 1.7 times as long as its peers for its own work in a step, without waiting",
+            "Rank 1 works 1.7 times as long as its peers in each step",
         ),
         ({"phase": "Running", "conditions": TRAINING}, ""),
     ],

@@ -12,11 +12,13 @@ from ddp_cli.features.ui.job_page import list_ranks
 from ddp_cli.features.ui.run import (
     LoggedEvent,
     Mark,
+    RecordedRun,
     find_marks,
     read_run,
     split_step_time,
 )
 from ddp_cli.local.folder import COLUMNS, RunFolder
+from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.report import Page, Rates
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, resource
@@ -81,10 +83,31 @@ class TestRun:
             LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # no step followed it
         ]
         assert find_marks(rows(), events, 1000.0) == [
-            Mark(5.0, "restart", "killed"),
-            Mark(10.5, "OOM", "memory"),
+            Mark(5.0, "restart", "killed", "restarted in attempt 1"),
+            Mark(10.5, "OOM", "memory", "restarted as attempt 2", 2),
             Mark(20.0, "OOM", "again"),
         ]
+
+    def test_process_has_no_row_after_its_last_step_but_what_was_measured_later(self) -> None:
+        made = [
+            {"time": 1000.0 + n, "step": min(n, 3.0), "loss": 4.0 - min(n, 3.0), "samples_per_second": 9.0 - 2 * n}
+            for n in range(1, 6)
+        ]
+        made[-1] |= {"validation_loss": 0.5, "checkpoint_step": 3.0}
+        job = resource() | {"status": {"phase": "Failed", "completionTime": "1970-01-01T00:16:46Z"}}
+        run = RecordedRun(job, parse_status(job), made, (), name="x", under_way=False)
+        assert [row["time"] for row in run.rows] == [1001.0, 1002.0, 1003.0]
+        assert [row["samples_per_second"] for row in run.rows] == [7.0, 5.0, 3.0]
+        assert run.rows[-1]["validation_loss"] == 0.5
+        assert (run.checkpoints, run.end) == ([(2.0, 3.0)], 5.0)
+
+    def test_last_failure_of_a_failed_run_ended_it(self) -> None:
+        job = resource() | {"status": {"phase": "Failed"}}
+        events = [LoggedEvent(time, "Warning", "FailureOOM", "") for time in (1009.0, 1010.5, 1040.0)]
+        for phase, result in (("Failed", "the job failed"), ("Running", "")):
+            job["status"] = {"phase": phase}
+            run = RecordedRun(job, parse_status(job), rows(), events, name="x", under_way=True)
+            assert [mark.result for mark in run.marks] == ["restarted in attempt 1", "restarted as attempt 2", result]
 
     def test_step_time_is_split_between_rows_of_one_process(self) -> None:
         found = split_step_time(rows())

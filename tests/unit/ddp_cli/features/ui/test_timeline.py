@@ -102,6 +102,15 @@ def test_rows_without_a_new_step_are_no_steps() -> None:
     assert [(bar.kind, bar.start) for bar in list_bars(run, NOW)][1:] == [("steps", 14.0), ("stalled", 20.0)]
 
 
+def test_time_from_the_last_step_to_the_end_has_no_steps() -> None:
+    assert draw(STEPS, end=34.0)[1:] == [("steps", 14.0, 26.0), ("no steps", 26.0, 34.0)]
+    assert draw(STEPS, end=30.0)[1:] == [("steps", 14.0, 30.0)], "the next point was not due"
+
+
+def test_no_bar_is_later_than_the_end() -> None:
+    assert draw(STEPS, end=24.0)[1:] == [("steps", 14.0, 24.0)]
+
+
 def test_rendezvous_that_is_reported_after_the_first_step_is_no_restart() -> None:
     bars = draw([14.0], (5.0, "Scheduled"), (15.0, "Rendezvoused"), end=18.0)
     assert bars == [("queue", 0.0, 5.0), ("start", 5.0, 14.0), ("steps", 14.0, 18.0)]
