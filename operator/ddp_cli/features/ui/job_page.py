@@ -167,7 +167,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
         Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _count(status.nodes.desired, "of ")),
         Card("GPUs", str((status.usage and status.usage.gpus) or "") if status.phase not in ENDED_PHASES else ""),
         Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else ""),
-        Card("goodput", "" if goodput is None else f"{100 * goodput:.0f}%", "of the time in steps that were kept"),
+        Card("goodput", "" if goodput is None else f"{100 * goodput:.0f}%", "of time in kept steps"),
     ]
     return [card for card in cards if card.value]
 

@@ -128,7 +128,7 @@ def _describe_place(queue: QueueStatus) -> str:
         place += f", requested > free quota ({queue.waits_for})"
     if queue.start_p50 is None or queue.start_p90 is None:
         return place
-    return f"{place}; expected start {format_time(queue.start_p50)}, with 90 % by {format_time(queue.start_p90)}"
+    return f"{place}; expected start {format_time(queue.start_p50)}, with 90% by {format_time(queue.start_p90)}"
 
 
 def _describe_sidecars(pods: Iterable[PodView]) -> str:

@@ -116,7 +116,7 @@ def test_remark_of_a_slow_rank_is_the_observed_cause(tmp_path: Path) -> None:
 
 def test_goodput_states_what_it_counts(tmp_path: Path) -> None:
     cards = {card.name: card for card in list_cards(read_run(write_run(tmp_path, goodput="0.846")), NOW)}
-    assert cards["goodput"] == ("goodput", "85%", "of the time in steps that were kept")
+    assert cards["goodput"] == ("goodput", "85%", "of time in kept steps")
 
 
 def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:

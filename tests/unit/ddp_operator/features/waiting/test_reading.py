@@ -212,7 +212,7 @@ async def test_place_is_in_message_until_job_is_admitted() -> None:
     assert harness.status.queue == place
     assert harness.condition(c.SCHEDULED).message == (
         "Job train-1 is waiting for admission by queue q; position 1/3 in ClusterQueue gpu, requested > free quota "
-        "(gpu: 8 > 0); expected start 2026-11-20T13:00:00Z, with 90 % by 2026-11-20T14:00:00Z"
+        "(gpu: 8 > 0); expected start 2026-11-20T13:00:00Z, with 90% by 2026-11-20T14:00:00Z"
     )
     await driver.admit()
     assert harness.status.queue is None
