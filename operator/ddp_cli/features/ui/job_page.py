@@ -175,7 +175,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
 def _name_loss(rows: Sequence[Mapping[str, float]], progress: Progress) -> str:
     """Return the last loss of its chart, which has no point for one that is not a number."""
     losses = [row["loss"] for row in rows if "loss" in row]
-    return progress.loss or "" if has_diverged(progress) or not losses else f"{losses[-1]:.4g}"
+    return progress.loss or "" if has_diverged(progress) or not losses else format_value(losses[-1])
 
 
 def _count(number: int | None, opening: str = "") -> str:
