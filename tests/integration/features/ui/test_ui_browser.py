@@ -89,6 +89,8 @@ async def test_list_filters_searches_and_compares(browser: Browser) -> None:
     await browser.evaluate(
         "(i => { i.value = ''; i.dispatchEvent(new Event('input')); i.blur() })(document.querySelector('#search'))"
     )
+    chips = await browser.evaluate("[...document.querySelectorAll('[data-filter]')].map(chip => chip.textContent)")
+    assert [chip for chip in chips if not chip.endswith(" 0")] == ["All 2", "Needs you 2", "Ended 2"]
     place = "getComputedStyle(document.querySelector('.job small')).display"
     assert await browser.evaluate(place) == "none", "all jobs are at one place"
     compare = "document.querySelector('#compare')"
