@@ -323,6 +323,7 @@ def test_exception_of_a_helper_decides_whether_its_end_recurs(helper: str, exit_
     ("message", "exit_code"),
     [
         ("ProcessGroupGloo::scatter: Incorrect input list size 4. Input list size should be 2", EXIT_USER_ERROR),
+        ("[rank0]:[F1130 17:38:02.409328314 ProcessGroupGloo.cpp:1537] Check failed: 6 vs. 7", EXIT_USER_ERROR),
         ("ProcessGroupGloo::scatter: Connection closed by peer", EXIT_PEER_LOST),
     ],
 )
