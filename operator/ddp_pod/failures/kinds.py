@@ -42,7 +42,7 @@ OTHER_SIZES: Final = re.compile(r"op\.preamble\.length <= op\.nbytes")
 MISMATCH: Final = re.compile(rf"mismatch between collectives|{OTHER_SIZES.pattern}")
 PEERS: Final = "Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure"
 """Libraries and messages about other ranks, in any case of letters."""
-REFUSED_ARGUMENTS: Final = re.compile(r"ProcessGroup\w+::\w+:|(\[rank\d+\]:)?\[F\d{4} \S+ ProcessGroup\w+\.cpp:\d+\]")
+REFUSED_ARGUMENTS: Final = re.compile(r"(\[\S+\s\S+\s)?ProcessGroup\w+(::\w+|\.cpp:\d+\]\sCheck)")
 """The beginning of a message by which a process group refuses the arguments of a collective, before it calls peers."""
 _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
