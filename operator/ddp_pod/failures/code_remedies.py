@@ -1,6 +1,7 @@
 """Remedies for exceptions of no known kind: by the code that failed, its values, and what the message asks for."""
 
 import re
+from itertools import islice
 from typing import Final
 
 from ..base.exceptions import LIBRARY, ExceptionFacts, FailingCode
@@ -27,10 +28,14 @@ _PROPERTIES: Final = {
 _ADVICE: Final = re.compile(
     r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
     r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
-    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid))\b"
+    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid|work around))\b"
     r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
     re.I,
 )
+
+# Advice to read something.
+_READ: Final = re.compile(r"(?i)(please )?(see|refer|visit|check out)\b")
+_MOST_SENTENCES: Final = 2
 
 # A sentence that tells a requirement.
 _REQUIREMENT: Final = re.compile(
@@ -53,10 +58,10 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
         return f"{failing.advice}: {code}{values}" if failing.advice else _advise_on_names(failing)
     if failing.variant:
         values = f"{values}; see also {failing.variant}"
-    requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
+    requirement = _find_sentences(_REQUIREMENT, message if end.chain else "", 1)
     # A library's text is for its users, rather than its code.
     is_library = bool(LIBRARY.search(facts.place))
-    advice = _find_sentence(_ADVICE, message) or (requirement if failing.check and is_library else "")
+    advice = _find_sentences(_ADVICE, message, _MOST_SENTENCES) or (requirement if failing.check and is_library else "")
     if advice:
         return f"as the message says: {advice}{values}"
     if failing.check and not _is_certain(failing, end.message):
@@ -129,7 +134,7 @@ def _is_certain(failing: FailingCode, message: str) -> bool:
     return kind in _CERTAIN and (kind != "dtype" or bool(_PROPERTIES[kind].search(message)))
 
 
-def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:
-    """Return the first sentence of a message that a pattern finds; empty without one."""
-    sentence = pattern.search(message)
-    return "" if sentence is None else " ".join(sentence[1].split())
+def _find_sentences(pattern: "re.Pattern[str]", message: str, most: int) -> str:
+    """Return the first sentences of a message that a pattern finds; empty without one."""
+    found = (match[1] for match in pattern.finditer(message) if not _READ.match(match[1]))
+    return "; ".join(" ".join(sentence.split()) for sentence in islice(found, most))

@@ -47,7 +47,8 @@ REFUSED_ARGUMENTS: Final = re.compile(r"(\[\S+\s\S+\s)?ProcessGroup\w+(::\w+|\.c
 _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
-    r"(?is)\A(Runtime|Value|Index)Error: (?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat))"
+    r"(?is)\A(Runtime|Value|Index)Error: "
+    r"(?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat|tensor\(\[[^)]*\b(nan|inf)\b))"
     r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad"
     r"|(input|scalar) type)\b"
 )
@@ -98,6 +99,7 @@ NON_FINITE: Final = FailureKind(
     "A non-finite loss", own_words=True, remedy=NON_FINITE_REMEDY,
     words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
     r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"
+    r"|tensor\(\[[^)]*\b(nan|inf)\b"
     r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
 HELPER: Final = FailureKind(
         "An ended helper process",

@@ -48,11 +48,12 @@ _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
 )
-_LINK: Final = re.compile(r"visit\shttps?://\S+")  # to the documentation of an error
+_LINK: Final = re.compile(r"(visit|see)\shttps?://\S+")  # to the documentation of an error
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(
-    rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen)|\bxpu|driver|enforce|alloc|peer|create a primitive"
+    rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen)|\bxpu|driver|enforce|\balloc|peer"
+    r"|create a primitive"
 )
 
 
@@ -83,7 +84,8 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
             return False
         is_refused = bool(TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message))
         return is_refused or _is_refusal(facts)
-    if facts.types[0] == "AssertionError" and _is_refusal(facts):
+    has_checked = facts.types[0] == "AssertionError" or (facts.is_a("RuntimeError") and _is_raised(facts))
+    if has_checked and _is_refusal(facts):
         return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts) or _is_lookup(facts)
@@ -91,6 +93,10 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         is_local = has_checked_arguments or not _has_looked_outside(facts)
         return is_own and is_local and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
     return not _MISTAKES.isdisjoint(facts.types)
+
+
+def _is_raised(facts: ExceptionFacts) -> bool:
+    return facts.line.startswith(("raise ", "assert "))
 
 
 def _is_lookup(facts: ExceptionFacts) -> bool:
@@ -109,9 +115,10 @@ def _is_refusal(facts: ExceptionFacts) -> bool:
     """
     if facts.failing.device == "cpu":
         return not _NATIVE.search(facts.message)
-    if _MEDIATORS.search(facts.place) or _has_looked_outside(facts):
+    first_line = facts.message.partition("\n")[0]  # hints may follow
+    if _MEDIATORS.search(facts.place) or _has_looked_outside(facts._replace(message=first_line)):
         return False
-    if facts.line.startswith(("raise ", "assert ")):
+    if _is_raised(facts):
         return bool(_CHECKING_LIBRARY.search(facts.place))
     return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
 

@@ -64,6 +64,17 @@ DEAD_CHILD_REMEDY: Final = (
     "nobody puts what the rank waits for: see the child's end in the log, and give the wait a timeout that looks at "
     "is_alive()"
 )
+REMAINING_FILE_REMEDY: Final = (
+    "a process must remove this file: delete a lock that a killed one has left, and let the loop give up after a time"
+)
+NO_LIBRARY_REMEDY: Final = (
+    "this Python does not find its standard library: remove PYTHONHOME and PYTHONPATH of another Python from the "
+    "environment, or call the Python for which they are meant"
+)
+_NO_LIBRARY: Final = re.compile(r"Fatal Python error: init_\w+: |^Could not find platform independent libraries", re.M)
+ANY_CHILD_REMEDY: Final = (
+    "wait for the processes that the script has started by their ids: DataLoader workers and other helpers live on"
+)
 FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
 POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
 MISSING_FILE_REMEDY: Final = (
@@ -168,6 +179,8 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
     """
     if is_usage(text, exit_code):
         return ARGUMENTS_REMEDY
+    if _NO_LIBRARY.search(text):
+        return NO_LIBRARY_REMEDY
     if ranks > 1 and _COLLISION.search(text):
         return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)

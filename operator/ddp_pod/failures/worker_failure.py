@@ -514,7 +514,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     if crash is not None:
         traceback = crash.text
         failure = replace(failure, message=": ".join(filter(None, (failure.message, crash.note))))
-    exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
+    exceptions = [] if failure.exception_type else _find_printed_exceptions(pod, local_rank, last_lines, exit_code)
     exceptions = exceptions or _find_dead_helper(failure, last_lines)
     if not exceptions:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
@@ -568,13 +568,16 @@ def _read_crash(pod: Pod, local_rank: int) -> CrashReport | None:
         time.sleep(0.05)
 
 
-def _find_printed_exceptions(output: str, exit_code: int) -> list[list[ExceptionFacts]]:
-    """Return the exceptions that ended a process, each as a chain, from its output."""
+def _find_printed_exceptions(pod: Pod, local_rank: int, last_lines: str, exit_code: int) -> list[list[ExceptionFacts]]:
+    """Return the exceptions that ended a process, each as a chain, from its output.
+
+    The stacks of a crash follow its exception: they may take more than the last lines.
+    """
     if exit_code == 1:
-        return find_exceptions(output)
+        return find_exceptions(last_lines)
     if not is_native_crash(exit_code):
         return []
-    native = find_native_exception(output)
+    native = find_native_exception(read_end(pod, local_rank))
     return [[ExceptionFacts((native[0],), native[1])]] if native is not None else []
 
 

@@ -44,6 +44,7 @@ _MOST_ITEMS: Final = 3
 NAME_LIMIT: Final = 40  # characters
 _DIGITS: Final = 20
 _MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
+_MOST_SUMMED: Final = 1 << 26  # of one whose sum tells whether they are finite
 _CODE: Final = (
     ModuleType, FunctionType, BuiltinFunctionType, MethodType, type,
     ClassMethodDescriptorType, MethodDescriptorType, WrapperDescriptorType,
@@ -378,12 +379,13 @@ def _is_diverged(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
-    is_readable = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= _MOST_ELEMENTS
+    is_readable = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= _MOST_SUMMED
     if not is_readable:
         return True
     try:
         with bypass_modes(torch), torch.no_grad():
-            return not bool(tensor.isfinite().all())
+            wide = torch.complex128 if tensor.is_complex() else torch.float64
+            return not bool(tensor.sum(dtype=wide).isfinite())  # without another tensor of this size
     except RuntimeError:  # not every type of tensors has every operation
         return True
 

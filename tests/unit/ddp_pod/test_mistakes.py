@@ -350,6 +350,8 @@ def test_error_of_programming_of_a_database_is_a_mistake(tmp_path: Path) -> None
     [
         ("Given groups=1, weight of size [1], expected input[1]", "nn/modules/conv.py", "return F.conv2d(x)", True),
         ("Calculated padded input size per channel", "nn/modules/conv.py", "return F.conv2d(x)", True),
+        ("Expected lengths of 22 (while checking arguments for ctc_loss_allocate)", "nn/functional.py", "f(x)", True),
+        ("it must override this. For more details, please see https://a.b/c", "autograd/a.py", "raise Error(", True),
         ("miopenStatusInternalError", "nn/modules/conv.py", "return F.conv2d(x)", False),
         ("could not create a primitive", "nn/modules/conv.py", "return F.conv2d(x)", False),
         ("probability tensor contains either `inf`, `nan` or element < 0", "functional.py", "multinomial(p, 1)", False),
@@ -360,6 +362,21 @@ def test_native_error_of_a_device_or_a_divergence_may_not_recur(
 ) -> None:
     path = f"/usr/lib/python3.11/site-packages/torch/{place}"
     facts = ExceptionFacts(("RuntimeError",), message, place=path, line=line)
+    assert recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "line", "expected"),
+    [
+        ("torch.utils.checkpoint.CheckpointError", "utils/checkpoint.py", "raise CheckpointError(", True),
+        ("torch.utils.checkpoint.CheckpointError", "utils/checkpoint.py", "return run(", False),
+        ("torch.distributed.DistError", "distributed/c10d.py", "raise DistError(", False),
+    ],
+)
+def test_check_of_torch_with_a_class_of_its_own_recurs(kind: str, place: str, line: str, expected: bool) -> None:
+    path = f"/usr/lib/python3.11/site-packages/torch/{place}"
+    message = "recomputed values differ\nTip: see https://a.b/c for the status of this"
+    facts = ExceptionFacts((kind, "RuntimeError"), message, place=path, line=line)
     assert recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False) is expected
 
 

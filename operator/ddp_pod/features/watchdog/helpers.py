@@ -56,9 +56,11 @@ def explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollective
     wait = find_kernel_wait(worker.pid)
     if wait is not None:
         return Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
-    if stack.script_frame is not None and stack.script_frame == stack.frames[-1] and sleeps_by_clock(worker.pid):
-        polling = explain_polling(stack.script_frame, collectives.paths, worker.pid)
-        return Helper() if polling is None else Helper(polling.note, remedy=polling.remedy)
+    if stack.frames and sleeps_by_clock(worker.pid):
+        in_library = stack.frames[-1] != stack.script_frame
+        polling = explain_polling(stack.frames[-1], collectives.paths, worker.pid, in_library=in_library)
+        if polling is not None or not in_library:
+            return Helper() if polling is None else Helper(polling.note, remedy=polling.remedy)
     call = collectives.call
     if not call.summary or not stack.has_called(call.path, call.function):
         return Helper()

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ...failures.text import MISSING_FILE_REMEDY, POLL_REMEDY
+from ...failures.text import MISSING_FILE_REMEDY, POLL_REMEDY, REMAINING_FILE_REMEDY
 from .stacks import StackFrame
 
 _MOST_BYTES: Final = 1 << 20  # of a script
@@ -22,10 +22,20 @@ class Polling(NamedTuple):
     remedy: str
 
 
-def explain_polling(frame: StackFrame, paths: Mapping[str, str], pid: int) -> Polling | None:
-    """Return the loop around a line that sleeps; None: there is none. ``paths``: of the line's variables by name."""
+def explain_polling(
+    frame: StackFrame, paths: Mapping[str, str], pid: int, *, in_library: bool = False
+) -> Polling | None:
+    """Return the loop around a line that sleeps; None: there is none. ``paths``: of the line's variables by name.
+
+    ``in_library``: other loops of a library than those for the end of a file are its own matter.
+    """
     loop = _find_loop(frame)
     if loop is None or isinstance(loop.test, ast.Constant):  # perhaps that of the training
+        return None
+    lock = _find_awaited_end(loop.test, paths)
+    if lock:
+        return Polling(f"it waits until {lock[:_PATH_LIMIT]} is removed", REMAINING_FILE_REMEDY)
+    if in_library:
         return None
     header = f"while {ast.unparse(loop.test)}"
     missing = [path for path in _list_files(loop.test, paths) if not _exists(pid, path)]
@@ -48,6 +58,13 @@ def _find_loop(frame: StackFrame) -> ast.While | None:
         if isinstance(node, ast.While) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
     return max(loops, key=lambda loop: loop.lineno, default=None)
+
+
+def _find_awaited_end(test: ast.expr, paths: Mapping[str, str]) -> str:
+    """Return the file that a loop waits to be removed, or the expression of its path; empty: it waits for no such."""
+    if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr in _CHECKS):
+        return ""
+    return next(_list_files(test, paths), "") or ast.unparse(test.args[0] if test.args else test.func.value)
 
 
 def _list_files(test: ast.expr, paths: Mapping[str, str]) -> Iterator[str]:

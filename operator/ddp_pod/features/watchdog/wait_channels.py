@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state
 from ...failures.text import (
+    ANY_CHILD_REMEDY,
     CHILD_REMEDY,
     FIFO_REMEDY,
     FILE_LOCK_REMEDY,
@@ -27,6 +28,8 @@ _WRITES: Final = "pipe_write"  # in the name of the kernel's function, whatever 
 _SLEEPS: Final = "nanosleep"  # the same
 _READS: Final = "pipe_read"
 _WAITS_FOR_CHILD: Final = "do_wait"
+_ANY_CHILD: Final = 0xFFFFFFFF  # -1 in the lower half of a register, see wait4(2)
+_MOST_NAMED: Final = 3
 _OPENS_PIPE: Final = "wait_for_partner"
 _LOCKS_FILE: Final = "locks_lock_inode"
 _LOCKS_LIMIT: Final = 1 << 18  # characters of the table of locks
@@ -118,9 +121,13 @@ def identify_wait(pid: int) -> str:
 
 def _explain_child(pid: int, arguments: Iterable[int]) -> KernelWait | None:
     """Explain the wait for the end of a child, whose id is among the arguments of the system call."""
-    child = next((child for child in _list_children(pid) if child in arguments), None)
+    children = _list_children(pid)
+    ids = [argument & _ANY_CHILD for argument in arguments]
+    child = next((child for child in children if child in ids), None)
     if child is None:
-        return None
+        others = ", ".join(map(_describe_process, children[:_MOST_NAMED]))
+        note = f"it waits for the end of any child, as os.wait() does: {others}"
+        return KernelWait(note, ANY_CHILD_REMEDY) if children and _ANY_CHILD in ids else None
     text = f"it waits for the end of its {_describe_process(child)}"
     if _waits_for_input_of(child, pid):
         return KernelWait(f"{text}, which waits for input from the rank", OPEN_INPUT_REMEDY, is_final=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,8 +18,9 @@ import pytest
 
 from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.plan import WatchdogConfig
+from ddp_pod.contract.processes import find_family
 from ddp_pod.contract.records import read_record
-from ddp_pod.failures.text import MISSING_FILE_REMEDY, POLL_REMEDY
+from ddp_pod.failures.text import ANY_CHILD_REMEDY, MISSING_FILE_REMEDY, POLL_REMEDY
 from ddp_pod.features.watchdog import helpers, monitor, standstill
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives, parse_report
 from ddp_pod.features.watchdog.polling import explain_polling
@@ -32,7 +35,7 @@ from ddp_pod.features.watchdog.stall import (
     group_waits,
 )
 from ddp_pod.features.watchdog.standstill import Standstill, count_moved_bytes
-from ddp_pod.features.watchdog.wait_channels import KernelWait
+from ddp_pod.features.watchdog.wait_channels import KernelWait, find_kernel_wait
 from ddp_pod.network.connections import find_peer, list_outer_sockets
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank.library_calls import list_paths
@@ -93,6 +96,45 @@ def test_only_a_file_whose_existence_is_checked_is_called_missing(
     assert polling is not None
     assert (polling.remedy == MISSING_FILE_REMEDY) is (missing is not None)
     assert missing is None or polling.note == f"it waits for {missing}, which does not exist"
+
+
+@pytest.mark.parametrize(
+    ("test", "in_library", "note"),
+    [
+        ("os.path.exists(self.lock)", True, "it waits until self.lock is removed"),
+        ("lock.exists()", False, "it waits until build.lock is removed"),
+        ("not os.path.exists(lock)", True, None),
+        ("busy", True, None),
+    ],
+)
+def test_loop_that_waits_for_the_end_of_a_file_names_it(
+    tmp_path: Path, test: str, in_library: bool, note: str | None
+) -> None:
+    script = tmp_path / "baton.py"
+    script.write_text(f"while {test}:\n    time.sleep(0.1)\n")
+    polling = explain_polling(
+        StackFrame(str(script), 2, "wait"), {"lock": "build.lock"}, os.getpid(), in_library=in_library
+    )
+    assert (polling.note if polling else None) == note
+    assert polling is None or "lock that a killed one has left" in polling.remedy
+
+
+def test_wait_for_any_child_names_those_that_live() -> None:
+    program = "import os, subprocess; child = subprocess.Popen(['sleep', '60']); os.wait()"
+    waiter = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        deadline = time.monotonic() + 60
+        wait = None
+        while (wait is None or "sleep" not in wait.note) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            wait = find_kernel_wait(waiter.pid)
+        assert wait is not None
+        assert "the end of any child" in wait.note
+        assert wait.remedy == ANY_CHILD_REMEDY
+    finally:
+        for member in find_family(waiter.pid)[::-1]:
+            os.kill(member, signal.SIGKILL)
+        waiter.wait()
 
 
 @pytest.mark.parametrize("content", [b"while True", b"\xff\x00", None])
