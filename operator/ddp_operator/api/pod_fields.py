@@ -114,7 +114,7 @@ def _without_indices(path: str) -> str:
     return re.sub(r"\[\d+\]", "[]", path)
 
 
-def explain_refusal(message: str) -> str:
+def explain_unknown_fields(message: str) -> str:
     """Return an API server's message about a child. Messages about unknown fields become those of offline checks."""
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     return "\n".join(str(unknown_field(path)) for path in unknown[:_REPORTED]) or message

@@ -5,7 +5,7 @@ from functools import partial
 
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.cluster_errors import Refused
-from ddp_operator.api.posting import Posting
+from ddp_operator.api.posting import Posting, describe_absence
 from ddp_operator.decide.hooks import Feature, guard_object, name_fault
 
 
@@ -47,7 +47,7 @@ class Postings:
 
     def explain_absence(self, manifest: Object) -> str:
         """Return the refusal of a child of which the API server serves no version."""
-        text = f"the cluster does not serve {manifest['kind']} of {manifest['apiVersion']}"
+        text = describe_absence(manifest)
         found = self.find(manifest)
         if found is None:
             return text

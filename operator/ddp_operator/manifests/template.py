@@ -4,10 +4,9 @@ The checks cover errors that would otherwise appear late or never (a sidecar tha
 that torchrun overwrites). The API server's dry run checks everything else.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 from ddp_operator.api import constants
@@ -15,13 +14,10 @@ from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, parse_quantity
-from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.schema import Check, call_if_asked
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
-from ddp_pod.contract.log_patterns import compile_log_pattern
-from ddp_pod.contract.numbers import parse_count
 
 _POD = "spec.template.spec"
 MAX_TEXT: Final = 131_071
@@ -74,10 +70,10 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
 
     errors += _check_pod(pod, spec)
     errors += _check_trainer(trainer, path, job)
-    errors += check_containers(pod, _POD)
     if spec.checkpoint is not None:
         errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
-    errors += check_owned_fields(job, pod, trainer)
+    owned_errors = list(check_owned_fields(job, pod, trainer))
+    errors += owned_errors
     limits = find_limits(pod, trainer)
     nproc = _resolve_nproc(trainer, limits, path, job)
     if isinstance(nproc, FieldError):
@@ -86,10 +82,8 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     try:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except InvalidCommand as error:
-        # The command may be missing because of a misspelled field: the API server stores unknown template fields.
-        unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
-        errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
-    errors += _check_log_patterns(spec, command)
+        if not owned_errors:  # such as a misspelled field, which explains a missing command better
+            errors.append(FieldError(f"{path}.command", str(error)))
     errors += _check_scheduling(job, pod)
     if errors:
         raise InvalidManifest(errors)
@@ -333,71 +327,6 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         if value is not None and pod.get(field):
             message = f"is also set in {_POD}.{field}; remove one of the two"
             yield FieldError(f"spec.scheduling.{field}", message, value)
-    yield from _check_min_parallelism(job)
-
-
-def _check_min_parallelism(job: DDPTrainingJob) -> Iterator[FieldError]:
-    """Check Kueue's annotation for partial admission: torchrun cannot start with fewer nodes than its minimum."""
-    annotation = job.annotations.get(constants.KUEUE_MIN_PARALLELISM)
-    if annotation is None:
-        return
-    path = f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]"
-    elastic = job.spec.elastic
-    nodes = parse_count(annotation)
-    if elastic is None:
-        message = "needs an elastic job, because torchrun waits for all nodes otherwise; set spec.elastic or remove it"
-        yield FieldError(path, message, annotation)
-    elif nodes is None or nodes < elastic.min_nodes:
-        message = (
-            f"must be at least spec.elastic.minNodes ({elastic.min_nodes}), because torchrun waits for that number of "
-            "nodes; change or remove it"
-        )
-        yield FieldError(path, message, annotation)
-
-
-_MAX_PATTERNS: Final = 1024
-"""Maximum characters of a job's log patterns that are compiled here."""
-_MAX_CLASSES: Final = 16
-"""Maximum character classes in these patterns; each may list 256 characters."""
-_BEYOND_LATIN: Final = re.compile(r"\\[uUN]")
-
-
-def check_log_patterns(patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the index of each invalid pattern, with the reason and the remedy.
-
-    A pattern of 512 characters can take half a second to compile, because a character class beyond Latin-1 is expanded.
-    Only cheap patterns are compiled here; the pod compiles all of them.
-    """
-    length = 0
-    classes = 0
-    for index, text in enumerate(patterns):
-        length += len(text)
-        classes += text.count("[")
-        is_small = length <= _MAX_PATTERNS and classes <= _MAX_CLASSES
-        problem = _compile_pattern(text) if is_small and text.isascii() and not _BEYOND_LATIN.search(text) else ""
-        if problem:
-            yield index, problem
-
-
-@lru_cache(maxsize=256)
-def _compile_pattern(text: str) -> str:
-    """Return why a pattern is invalid, empty if it is valid. The result is cached."""
-    try:
-        compile_log_pattern(text)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:
-    for index, problem in check_log_patterns(spec.metrics.log_patterns):
-        yield FieldError(f"spec.metrics.logPatterns[{index}]", problem, spec.metrics.log_patterns[index])
-    if not spec.metrics.log_patterns or command is None:
-        return
-    for name in command.options.list_output_flags():
-        flag = f"--{name.replace('_', '-')}"
-        message = f"has no effect, because torchrun's {flag} redirects the output; remove one of the two"
-        yield FieldError("spec.metrics.logPatterns", message)
 
 
 def _resolve_nproc(
@@ -430,58 +359,3 @@ def _resolve_nproc(
     else:
         return gpus or 1
     return FieldError("spec.procPerNode", problem, value)
-
-
-_STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
-
-
-def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Check resources, variables and mounts of all containers, after the pod's shape. ``path``: that of the pod."""
-    volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*constants.VOLUMES}
-    yield from _check_resources(pod.get("resources") or {}, f"{path}.resources")
-    for part in ("containers", "initContainers"):
-        for index, container in enumerate(pod.get(part) or ()):
-            here = f"{path}.{part}[{index}]"
-            yield from _check_resources(container.get("resources") or {}, f"{here}.resources")
-            yield from _check_privileges(container.get("securityContext") or {}, f"{here}.securityContext")
-            for number, variable in enumerate(container.get("env") or ()):
-                if not isinstance(variable.get("value"), str | None):
-                    yield FieldError(f"{here}.env[{number}].value", "must be a string; quote it", variable["value"])
-            for number, mount in enumerate(container.get("volumeMounts") or ()):
-                name = mount.get("name")
-                if isinstance(name, str) and name not in volumes:
-                    message = f"the volume does not exist; add it to {path}.volumes"
-                    yield FieldError(f"{here}.volumeMounts[{number}].name", message, name)
-
-
-def _check_privileges(context: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Refuse what the API server refuses when it validates the Job."""
-    capabilities = (context.get("capabilities") or {}).get("add") or ()
-    is_privileged = context.get("privileged") or "CAP_SYS_ADMIN" in capabilities
-    if is_privileged and context.get("allowPrivilegeEscalation") is False:
-        message = "must not be false beside privileged or the capability CAP_SYS_ADMIN; remove it"
-        yield FieldError(f"{path}.allowPrivilegeEscalation", message)
-
-
-def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    limits = resources.get("limits") or {}
-    for part in ("limits", "requests"):
-        for name, value in (resources.get(part) or {}).items():
-            here = f"{path}.{part}[{name}]"
-            if value is not None and parse_quantity(value) is None:
-                yield FieldError(here, "must be a quantity: a number, with or without a suffix, such as 8Gi", value)
-            elif "/" not in name and not _STANDARD.fullmatch(name):
-                message = (
-                    "is not a resource; use cpu, memory, ephemeral-storage or the full name of a device, such as "
-                    "nvidia.com/gpu"
-                )
-                yield FieldError(here, message)
-            elif part == "requests" and "/" in name and name not in limits:
-                yield FieldError(here, f"devices must be requested as a limit; set it in {path}.limits")
-            elif name.startswith("hugepages-") and not {"cpu", "memory"} & {
-                *limits,
-                *(resources.get("requests") or {}),
-            }:
-                yield FieldError(
-                    here, f"Kubernetes allows huge pages only together with cpu or memory; add one to {path}.limits"
-                )

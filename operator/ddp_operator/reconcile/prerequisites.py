@@ -2,17 +2,15 @@
 
 from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.pod_fields import explain_refusal
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.state import Refusal
 
 
 def refuse_write(error: Refused) -> Refusal:
     """Return the refusal of a job whose child the API server does not accept."""
-    message = explain_refusal(error.message)
     if error.reason == "Invalid":
-        return Refusal(c.INVALID_SPEC, message)
-    return Refusal(c.FORBIDDEN, message)
+        return Refusal(c.INVALID_SPEC, error.message)
+    return Refusal(c.FORBIDDEN, error.message)
 
 
 def refuse_read(subject: str, error: Refused, remedy: str) -> Refusal:

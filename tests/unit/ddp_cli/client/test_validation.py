@@ -19,6 +19,7 @@ from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.api.structural import document_of
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import FEATURES, SCHEMA
+from ddp_operator.kube.postings import Postings
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -188,7 +189,7 @@ async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, m
 
     def admit(job: Any) -> None:
         words = f'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field "{path}"'
-        raise Refused(words, reason="Invalid")
+        raise Refused(Postings(FEATURES).explain_refusal(job, words), reason="Invalid")
 
     monkeypatch.setattr(harness.cluster, "_admit", admit)
     await harness.settle()

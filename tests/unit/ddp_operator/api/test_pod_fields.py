@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from ddp_operator.api.pod_fields import FIELDS, POD, explain_refusal, find_unknown_fields
+from ddp_operator.api.pod_fields import FIELDS, POD, explain_unknown_fields, find_unknown_fields
 
 _SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 
@@ -46,4 +46,4 @@ def test_number_of_reported_fields_is_bounded() -> None:
     many = {f"x{number}": 1 for number in range(1000)}
     assert len(find_unknown_fields(many)) == 10
     message = " ".join(f'unknown field "spec.template.spec.x{number}"' for number in range(1000))
-    assert len(explain_refusal(message).splitlines()) == 10
+    assert len(explain_unknown_fields(message).splitlines()) == 10

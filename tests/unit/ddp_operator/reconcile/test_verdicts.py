@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants, parse
+from ddp_operator.api import parse
 from ddp_operator.api.size import MAX_BYTES
 from ddp_operator.reconcile import executor
 from ddp_operator.reconcile.verdicts import LIFETIME, MAX_TEXT
-from tests.support.builders import resource, template, trainer
+from tests.support.builders import template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 SCRIPT = template(trainer(command=["bash", "-c", "python train.py\n" * 100]))
@@ -49,16 +49,6 @@ async def test_touched_suspended_job_is_checked_once(monkeypatch: pytest.MonkeyP
     harness.edit(nodes=3)
     await harness.settle()
     assert build.calls == 2
-
-
-async def test_refusal_by_annotation_ends_with_annotation() -> None:
-    harness = ReconcilerHarness(resource(annotations={constants.KUEUE_MIN_PARALLELISM: "1"}, template=SCRIPT))
-    await harness.settle()
-    assert harness.state("Accepted") == ("False", "InvalidSpec")
-    assert harness.raw is not None
-    harness.cluster.store.change(harness.raw, meta={"annotations": {}})
-    await harness.settle()
-    assert harness.jobs() == ["train-1"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Refusals of what an API server or the pods would refuse later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api import constants
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.early_checks import FEATURE, log_patterns
+from ddp_operator.manifests.template import resolve_template
+from tests.support.builders import job, resource, template, trainer
+from tests.support.fake_cluster import ReconcilerHarness
+
+
+def refusal(made: Any, **spec: Any) -> list[str]:
+    with pytest.raises(InvalidManifest) as refused:
+        resolve_template(job(template=made, **spec))
+    return [str(error) for error in refused.value.errors]
+
+
+class TestLogPatterns:
+    def test_bad_expression_is_refused_by_its_place(self) -> None:
+        [message] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})
+        assert message.startswith(
+            'spec.metrics.logPatterns[1]: Invalid value: "(?P<loss>": is not a valid Python regular expression '
+        )
+
+    @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
+    def test_torchrun_output_redirection_is_refused(self, flag: str) -> None:
+        made = template(trainer(command=["torchrun", flag, "train.py"]))
+        [message] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
+        assert message.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
+        assert message.endswith("redirects the output; remove one of the two")
+
+    @pytest.mark.parametrize(
+        "patterns",
+        [
+            ["(?i)(?P<step>[\0-\uffff])"],
+            [r"(?P<step>[\u0100-\uffff])"],
+            [r"(?P<step>\N{EM DASH})"],
+            ["(?P<step>" + "[a]" * 17 + ")"],
+            ["(?P<step>" + "a" * 490 + ")"] * 3,
+        ],
+        ids=["beyond ASCII", "escaped", "by name", "classes", "length"],
+    )
+    def test_expensive_log_patterns_are_checked_in_pod(
+        self, patterns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled: list[str] = []
+        log_patterns._compile_pattern.cache_clear()
+        monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
+        assert list(log_patterns.find_invalid_patterns(patterns)) == []
+        assert compiled == patterns[:1] * (len(patterns) > 1)
+        log_patterns._compile_pattern.cache_clear()
+
+
+@pytest.mark.parametrize("context", [{"privileged": True}, {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}])
+def test_contradiction_of_privileges_is_refused(context: dict[str, Any]) -> None:
+    [message] = refusal(template(trainer(securityContext=context | {"allowPrivilegeEscalation": False})))
+    assert "allowPrivilegeEscalation: must not be false beside privileged or the capability CAP_SYS_ADMIN" in message
+
+
+async def test_refusal_by_annotation_ends_with_annotation() -> None:
+    harness = ReconcilerHarness(resource(annotations={constants.KUEUE_MIN_PARALLELISM: "1"}), Hooks([FEATURE]))
+    await harness.settle()
+    assert harness.state("Accepted") == ("False", "InvalidSpec")
+    assert harness.raw is not None
+    harness.cluster.store.change(harness.raw, meta={"annotations": {}})
+    await harness.settle()
+    assert harness.jobs() == ["train-1"]
