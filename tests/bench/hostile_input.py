@@ -47,9 +47,9 @@ from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.template import check_log_patterns
 from ddp_operator.reading.objects import view_pod
+from ddp_operator.reconcile.fair_turns import FairTurns
 from ddp_operator.reconcile.limits import PageBudget
 from ddp_operator.reconcile.observer import Observer
-from ddp_operator.reconcile.turns import Turns
 from ddp_pod.contract.report import REPORT_LIMIT
 from tests.bench import hostile_tenant
 from tests.bench.figures import table
@@ -164,7 +164,7 @@ def build_pods() -> list[PodView]:
 async def read_pages(port: int) -> None:
     """Read the reports of all pods as the operator does when a job reports a restart in the same pods."""
     cluster = KubeCluster(build_client(port))
-    observer = Observer(cluster, utc_now, Turns(), 10.0, Hooks())
+    observer = Observer(cluster, utc_now, FairTurns(), 10.0, Hooks())
     result = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
     await cluster.close()
     print(f"reports read within the budget: {len(result)} of {PODS}", file=sys.stderr)

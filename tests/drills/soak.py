@@ -30,6 +30,7 @@ from ddp_cli.local.ports import hold_port
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.turns import Turns
 from ddp_operator.reconcile.workqueue import WorkQueue
 from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked
 from tests.support.builders import job_manifest
@@ -84,7 +85,7 @@ class Farm(LocalCluster):
     def __init__(self, folder: Path, environ: Mapping[str, str], *, with_launcher: bool) -> None:
         super().__init__(folder, folder / "claims", environ=environ, gpu_ids=())
         self._with_launcher = with_launcher
-        self.queue: WorkQueue[Key] = WorkQueue(Reconciler(self).reconcile, workers=16)
+        self.queue: WorkQueue[Key] = WorkQueue(Reconciler(self, turns=Turns()).reconcile, workers=16)
         self._waiting: dict[str, asyncio.Event] = {}
         self._logs = folder / "logs"
 

@@ -21,6 +21,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import FEATURES
 from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.turns import Turns
 from tests.support import PATIENCE
 from tests.support.builders import page
 from tests.support.control_plane import ControlPlane
@@ -67,7 +68,7 @@ async def test_failed_attempt_on_local_cluster_has_expected_history(tmp_path: Pa
     # Its ranks never join the rendezvous, which only real processes show.
     spec = {"rendezvous": {"port": hold_free_port()}, "processGroupPolicy": "Ignore"}
     cluster.add(build_resource(["python", str(script)], **spec))
-    reconciler = Reconciler(cluster, hooks=Hooks(FEATURES))
+    reconciler = Reconciler(cluster, turns=Turns(), hooks=Hooks(FEATURES))
     try:
         async with asyncio.timeout(PATIENCE):
             while (history.last.get("phase")) not in ("Succeeded", "Failed"):

@@ -28,6 +28,7 @@ from ddp_operator.decide.transitions import Transition
 from ddp_operator.features import SCHEMA
 from ddp_operator.manager.reports import StatusReports
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.fair_turns import FairTurns
 
 from .builders import NOW, Json, page, resource, respond
 
@@ -171,6 +172,7 @@ class ReconcilerHarness:
         """Restart with a reconciler without memory."""
         self.reconciler = Reconciler(
             cluster or self.cluster,
+            turns=FairTurns(),
             clock=self.clock,
             hooks=self.hooks,
             followers=(

@@ -32,6 +32,7 @@ from ddp_operator.manager.settings import Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.fair_turns import FairTurns
 from ddp_operator.reconcile.lending import lend_worker
 from ddp_operator.reconcile.workqueue import WorkQueue
 
@@ -91,6 +92,7 @@ class Operator:
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, hooks=hooks)
         self.reconciler = Reconciler(
             self.cluster,
+            turns=FairTurns(),
             progress_interval=settings.progress_interval,
             hooks=hooks,
             followers=(partial(report_changes, hooks.conditions), StatusReports(self.metrics.on_transition).follow),

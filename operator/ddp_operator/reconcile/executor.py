@@ -64,7 +64,6 @@ from ddp_operator.manifests.children import (
 )
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.acting import ActionContext
-from ddp_operator.reconcile.lending import lend_worker
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.observer import Memory
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
@@ -242,7 +241,7 @@ class Executor:
             case FeatureAction():
                 create = partial(self._create_feature_job, job, observation, memory)
                 context = ActionContext(job, observation, self._cluster, self._turns, create)
-                with lend_worker():  # a feature that takes its time delays no other job
+                with self._turns.lend_worker():  # a feature that takes its time delays no other job
                     return await self._hooks.observe(job, memory.faults).act(action, context)
         return None
 

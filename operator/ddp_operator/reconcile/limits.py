@@ -1,29 +1,16 @@
-"""Limits on what tenants' input may cost: CPU time of a step that checks it, and reports of pods per minute.
-
-The steps run in the event loop (``turns``). Size limits and linear checks keep them short. The limit of a step holds
-even if a check has a fault (ADR 0044).
+"""Limits on the reports that are read of a job's pods per minute, and when something is due again.
 
 A user controls the content of the reports, and through the restart counter when the operator reads them. The report of
 pod 0 has its own interval and does not count.
 """
 
-import signal
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final
 
-from ddp_operator.api.errors import FieldError
-from ddp_operator.api.size import OversizeSpec
 from ddp_operator.decide.views import PodView
-
-STEP_SECONDS: Final = 0.5
-"""CPU seconds of one step. The largest specs need about a fourth of that."""
-_REPEAT_SECONDS: Final = 0.1
-"""CPU seconds until a further interruption: a step may catch the first one."""
 
 PERIOD: Final = 60.0
 MAX_BYTES: Final = 16 << 20
@@ -38,40 +25,6 @@ READ_INTERVAL: Final = 10.0
 """Seconds between two reads of the reports of pod 0's peers for one purpose."""
 EARLY: Final = 0.9
 """Tolerance for timers that fire early."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class StepTooLong(OversizeSpec):
-    """A step used more CPU time than allowed."""
-
-
-def run_limited(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of a step. Raises: StepTooLong.
-
-    A signal interrupts Python code and regular expressions. Only the main thread gets signals: in other threads, which
-    tests use, the step has no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return step(*args, **kwargs)
-    ends = time.thread_time() + STEP_SECONDS
-
-    def interrupt(*_: Any) -> None:
-        if time.thread_time() >= ends:  # the timer also counts the time of other threads
-            problem = f"a check took more than {STEP_SECONDS:g} s of CPU time"
-            raise StepTooLong([FieldError("spec", f"{problem}; shorten spec.template, and report its YAML")])
-
-    signal.signal(signal.SIGPROF, interrupt)
-    signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS, _REPEAT_SECONDS)
-    try:
-        try:
-            return step(*args, **kwargs)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-    except StepTooLong:
-        signal.setitimer(signal.ITIMER_PROF, 0)  # the interruption may precede the call above
-        raise
 
 
 @dataclass(slots=True)

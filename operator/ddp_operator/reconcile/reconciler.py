@@ -98,6 +98,7 @@ class Reconciler:
         self,
         cluster: Cluster,
         *,
+        turns: Turns,
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
         hooks: Hooks | None = None,
@@ -106,7 +107,7 @@ class Reconciler:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
-        self._turns = Turns()
+        self._turns = turns
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)

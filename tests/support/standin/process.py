@@ -17,6 +17,7 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import Laggard, Resync
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.turns import Turns
 from tests.support.builders import respond
 
 from .server import Ask
@@ -54,7 +55,7 @@ class Process:
         self.client = _Client(simulation, self)
         self.cluster = _Cluster(simulation, self)
         followers = (partial(report_changes, {}),)
-        self.reconciler = Reconciler(self.cluster, clock=simulation.clock, followers=followers)
+        self.reconciler = Reconciler(self.cluster, turns=Turns(), clock=simulation.clock, followers=followers)
         self.sync = _Synchroniser(
             self.client, self.store, namespaces=(), interval=1e9, on_change=lambda key: simulation.want(key, of=self)
         )

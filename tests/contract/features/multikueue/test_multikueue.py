@@ -23,6 +23,7 @@ from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
 from ddp_operator.reconcile.reconciler import Reconciler
+from ddp_operator.reconcile.turns import Turns
 from tests.support import PATIENCE, ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane
@@ -36,7 +37,9 @@ PLACES = ("standin", pytest.param("control-plane", marks=[pytest.mark.apiserver,
 
 def start_operator(cluster: KubeCluster, *, is_worker: bool) -> Reconciler:
     """Return an operator with this feature."""
-    return Reconciler(cluster, hooks=Hooks([FEATURE], {FEATURE.name: service.MultiKueue(is_worker=is_worker)}))
+    return Reconciler(
+        cluster, turns=Turns(), hooks=Hooks([FEATURE], {FEATURE.name: service.MultiKueue(is_worker=is_worker)})
+    )
 
 
 class TwoClusters:

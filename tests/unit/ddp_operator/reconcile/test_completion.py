@@ -23,7 +23,7 @@ from ddp_operator.decide import hooks as decide_hooks
 from ddp_operator.decide.hooks import Hooks, build_schema
 from ddp_operator.decide.state import Refusal
 from ddp_operator.kube.services import ServiceContext, start_services
-from ddp_operator.reconcile.limits import StepTooLong, run_limited
+from ddp_operator.reconcile.fair_turns import StepTooLong, run_limited
 from tests.support.builders import resource
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness

@@ -10,6 +10,7 @@ from ddp_operator.api.cluster import Key, Object
 from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.reconciler import Reconciler
+from ddp_operator.reconcile.turns import Turns
 from tests.support.builders import job, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -23,7 +24,7 @@ async def test_jobs_share_launcher_which_one_operator_creates_and_next_one_compa
     assert (launcher["metadata"]["name"], launcher["immutable"]) == (NAME, True)
     for name, creations in (("second", 0), ("third", 1), ("fourth", 0)):
         if name == "third":
-            harness.reconciler = Reconciler(harness.cluster, clock=harness.clock)
+            harness.reconciler = Reconciler(harness.cluster, turns=Turns(), clock=harness.clock)
         harness.cluster.calls.clear()
         harness.cluster.add(resource(name, labels={"team": name}))
         await harness.reconciler.reconcile(Key("default", name))

@@ -14,8 +14,8 @@ import pytest
 
 from ddp_operator.api import parse
 from ddp_operator.api.size import MAX_BYTES
-from ddp_operator.reconcile import executor, limits
-from ddp_operator.reconcile.limits import StepTooLong, run_limited
+from ddp_operator.reconcile import executor, fair_turns
+from ddp_operator.reconcile.fair_turns import StepTooLong, run_limited
 from tests.support.builders import page, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -56,7 +56,7 @@ async def test_running_job_keeps_pods_while_its_spec_is_oversize() -> None:
 
 @pytest.mark.parametrize("step", [search_without_end, loop_without_end])
 def test_step_without_end_is_interrupted(monkeypatch: pytest.MonkeyPatch, step: Any) -> None:
-    monkeypatch.setattr(limits, "STEP_SECONDS", 0.2)
+    monkeypatch.setattr(fair_turns, "STEP_SECONDS", 0.2)
     with pytest.raises(StepTooLong, match="CPU time"):
         run_limited(step)
     assert run_limited(max, 1, 2) == 2
@@ -69,7 +69,7 @@ async def test_check_without_end_refuses_only_its_job(monkeypatch: pytest.Monkey
 
     harness = ReconcilerHarness()
     with monkeypatch.context() as patch:
-        patch.setattr(limits, "STEP_SECONDS", 0.2)
+        patch.setattr(fair_turns, "STEP_SECONDS", 0.2)
         patch.setattr(module, name, check)
         await harness.settle()
         assert harness.state("Accepted") == ("False", "InvalidSpec")
@@ -85,7 +85,7 @@ def test_step_that_catches_interruption_is_interrupted_again(monkeypatch: pytest
             loop_without_end()
         loop_without_end()
 
-    monkeypatch.setattr(limits, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(fair_turns, "STEP_SECONDS", 0.1)
     with pytest.raises(StepTooLong):
         run_limited(catch_once)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_operator.reconcile.turns import BURST, ORDINARY, ORDINARY_PER_POD, SHARE, Debts, Payer, Turns
+from ddp_operator.reconcile.fair_turns import BURST, ORDINARY, ORDINARY_PER_POD, SHARE, Debts, FairTurns
+from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.workqueue import WorkQueue
 
 
@@ -47,7 +48,7 @@ async def run_all(turns: Turns, cpu: SteppedCpu, *steps: tuple[str, str, float])
 
 async def test_loop_reads_its_connections_between_two_long_steps() -> None:
     cpu = SteppedCpu()
-    turns = Turns(cpu=cpu)
+    turns = FairTurns(cpu=cpu)
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     with reader, writer:
@@ -69,7 +70,7 @@ async def test_loop_reads_its_connections_between_two_long_steps() -> None:
 
 async def test_short_steps_do_not_wait_for_loop() -> None:
     cpu = SteppedCpu()
-    turns = Turns(cpu=cpu)
+    turns = FairTurns(cpu=cpu)
     calls = []
     asyncio.get_running_loop().call_soon(calls.append, "loop")
     for number in range(3):
@@ -79,7 +80,7 @@ async def test_short_steps_do_not_wait_for_loop() -> None:
 
 async def test_short_steps_after_turn_of_loop_do_not_wait_for_it() -> None:
     cpu = SteppedCpu()
-    turns = Turns(cpu=cpu)
+    turns = FairTurns(cpu=cpu)
     await turns.run(Payer("a"), cpu.step, "long", 2 * ORDINARY)
     await turns.run(Payer("a"), cpu.step, "after the loop", ORDINARY / 4)
     calls = []
@@ -92,7 +93,7 @@ async def test_namespace_that_used_its_share_waits_for_others() -> None:
     cpu = SteppedCpu()
     debts = Debts()
     debts.charge("a", BURST + SHARE / 10)  # for a hundredth of a second
-    order = await run_all(Turns(debts, cpu), cpu, ("a", "a1", 0), ("a", "a2", 0), ("b", "b1", 0), ("c", "c1", 0))
+    order = await run_all(FairTurns(debts, cpu), cpu, ("a", "a1", 0), ("a", "a2", 0), ("b", "b1", 0), ("c", "c1", 0))
     assert order == ["b1", "c1", "a1", "a2"]
 
 
@@ -100,7 +101,7 @@ async def test_namespace_that_owes_least_goes_first() -> None:
     cpu = SteppedCpu()
     long = 5 * ORDINARY
     steps = [("a", f"a{number}", long) for number in range(4)]
-    order = await run_all(Turns(cpu=cpu), cpu, *steps, ("b", "b1", long), ("b", "b2", 0.0))
+    order = await run_all(FairTurns(cpu=cpu), cpu, *steps, ("b", "b1", long), ("b", "b2", 0.0))
     assert order.index("b1") == 1
     assert order.index("b2") < order.index("a3")
 
@@ -110,7 +111,7 @@ async def test_waiting_call_lends_its_worker() -> None:
     cpu = SteppedCpu()
     debts = Debts(clock)
     debts.charge("a", 2 * BURST)
-    turns = Turns(debts, cpu)
+    turns = FairTurns(debts, cpu)
     ended = asyncio.Event()
 
     async def work(key: str) -> None:
@@ -130,7 +131,7 @@ async def test_waiting_call_lends_its_worker() -> None:
 @pytest.mark.parametrize(("cancelled", "rest"), [(0, ["b", "c"]), (1, ["a", "c"])], ids=["given", "waiting"])
 async def test_cancelled_call_leaves_its_turn_to_next(cancelled: int, rest: list[str]) -> None:
     cpu = SteppedCpu()
-    turns = Turns(cpu=cpu)
+    turns = FairTurns(cpu=cpu)
     calls = [asyncio.create_task(turns.run(Payer("x"), cpu.step, name, 0.0)) for name in ("a", "b", "c")]
     await turns.run(Payer("x"), cpu.step, "first", 10 * ORDINARY)
     await asyncio.sleep(0)  # all three wait, and the first of them is given the turn
@@ -144,7 +145,7 @@ async def test_failed_step_is_charged_and_ends_its_turn() -> None:
     cpu = SteppedCpu()
     clock = SteppedClock()
     debts = Debts(clock)
-    turns = Turns(debts, cpu)
+    turns = FairTurns(debts, cpu)
 
     def fail() -> None:
         cpu.step("failed", BURST)
@@ -159,7 +160,7 @@ async def test_failed_step_is_charged_and_ends_its_turn() -> None:
 async def test_ordinary_steps_and_those_over_many_pods_are_not_charged() -> None:
     cpu = SteppedCpu()
     debts = Debts(SteppedClock())
-    turns = Turns(debts, cpu)
+    turns = FairTurns(debts, cpu)
     for _ in range(1000):
         await turns.run(Payer("a"), cpu.step, "", ORDINARY / 2)
     await turns.run(Payer("a", pods=5000), cpu.step, "", 5000 * ORDINARY_PER_POD)
