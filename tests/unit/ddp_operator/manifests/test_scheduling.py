@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api import child_names
 from ddp_operator.decide.state import DeleteJob, RelabelJob
 from tests.support.builders import child_job, template
-from tests.support.planned_children import children, pod_of, refusal
+from tests.support.planned_children import pod_of, refusal
 from tests.unit.ddp_operator.decide.test_decide import run
 
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
@@ -30,19 +30,6 @@ class TestSchedulingRefusals:
         assert "spec.template.spec.schedulerName; remove one of the two" in words
         words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
         assert words.startswith("spec.scheduling.priorityClassName:")
-
-    @pytest.mark.parametrize("fewest", ["1", "many", "3", "9" * 5000], ids=["1", "many", "3", "5000 digits"])
-    def test_kueue_min_parallelism_without_elastic_job_is_refused(self, fewest: str) -> None:
-        few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
-        words = refusal(annotations=few, nodes=4)
-        assert words.startswith("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]: Invalid value:")
-        assert "needs an elastic job" in words
-        elastic = {"minNodes": 2, "maxNodes": 4}
-        if fewest == "3":
-            assert children(annotations=few, nodes=4, elastic=elastic)["Job"]
-        else:
-            words = refusal(annotations=few, nodes=4, elastic=elastic)
-            assert "must be at least spec.elastic.minNodes (2)" in words
 
 
 def test_scheduler_of_job_is_that_of_pods() -> None:

@@ -71,3 +71,17 @@ async def test_refusal_by_annotation_ends_with_annotation() -> None:
     harness.cluster.store.change(harness.raw, meta={"annotations": {}})
     await harness.settle()
     assert harness.jobs() == ["train-1"]
+
+
+@pytest.mark.parametrize("fewest", ["1", "many", "3", "9" * 5000], ids=["1", "many", "3", "5000 digits"])
+def test_kueue_min_parallelism_without_elastic_job_is_refused(fewest: str) -> None:
+    few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
+    [words] = refusal(template(), annotations=few, nodes=4)
+    assert words.startswith("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]: Invalid value:")
+    assert "needs an elastic job" in words
+    elastic = {"minNodes": 2, "maxNodes": 4}
+    if fewest == "3":
+        assert resolve_template(job(annotations=few, nodes=4, elastic=elastic))
+    else:
+        [words] = refusal(template(), annotations=few, nodes=4, elastic=elastic)
+        assert "must be at least spec.elastic.minNodes (2)" in words
