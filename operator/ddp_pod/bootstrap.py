@@ -139,7 +139,7 @@ def _import_agent() -> None:
 def _import_features(module: str) -> None:
     """Import a module of all features that this pod uses."""
     with suppress(ValueError):  # there is no plan, as the launcher reports
-        _import("features").import_modules(module, _import("base.pod").read_pod(os.environ, ""))
+        _import("features").import_modules(module, _import("base.pod_setup").read_pod(os.environ, ""))
 
 
 def _run_agent(fork: object) -> None:

@@ -27,7 +27,8 @@ from ddp_pod.features.replicas import sampler
 from ddp_pod.features.replicas.comparison import RankSample, ReplicaComparison
 from ddp_pod.features.replicas.samples import read_samples
 from ddp_pod.rank import counters
-from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
+from ddp_pod.rank.counter_slots import create_private_slot, open_slot
+from ddp_pod.rank.counters import CounterMemory
 from ddp_pod.rank.steps import StepCounter
 
 RANKS = 3

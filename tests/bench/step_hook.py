@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_pod.features.replicas.rank import PART
 from ddp_pod.features.replicas.sampler import ReplicaSampler
-from ddp_pod.rank.counters import RANK, WORLD_SIZE, CounterMemory, open_slot
+from ddp_pod.rank.counter_slots import open_slot
+from ddp_pod.rank.counters import RANK, WORLD_SIZE, CounterMemory
 from ddp_pod.rank.steps import StepCounter
 from tests.bench.figures import table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_pod.base.pod import read_pod
+from ddp_pod.base.pod_setup import read_pod
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.features.preflight.probe import create_store
 from ddp_pod.torchrun.store import host_store

@@ -14,7 +14,8 @@ from tests.support.launcher_pods import LauncherPods
 pytestmark = pytest.mark.process
 
 SERVICE = """
-from ...base.service import LauncherPart, Service
+from ...base.launcher_part import LauncherPart
+from ...base.service import Service
 
 class Broken(Service):
     name = "preflight"

@@ -4,13 +4,12 @@ The watch over hangs, the mirror of ``checkpoint.url`` and the copies in memory 
 tuple of them and calls their hooks; docs/adr/0058-features-of-the-launcher.md has the reasons.
 """
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from ..contract.failure_record import Failure
 from ..contract.group_facts import GroupFacts
 from ..contract.progress import RankProgress, Uploads
-from .pod import Pod
 
 
 class Answer:
@@ -154,36 +153,3 @@ class Service:
     def conclude(self) -> Conclusion:
         """Return its part in the end of the pod, after the last work."""
         return Conclusion()
-
-
-class NextRun(NamedTuple):
-    """The run of a launcher on standby. ``former``: the archive whose code the folder has; empty: the plan's."""
-
-    command: list[str]
-    pod: Pod
-    former: str
-
-
-class StandbyLauncher(Protocol):
-    """A launcher that has imported PyTorch and waits."""
-
-    def wait(self, pod: Pod) -> NextRun | None:
-        """Return the run; None: this process is needed no longer."""
-
-
-class LauncherPart(NamedTuple):
-    """A feature's part in the launcher. The hooks that it does not use are None.
-
-    ``create``: its services, from the pod and the reader of the ranks; empty: it has nothing to do in this pod.
-    ``prepare``: makes the ranks' program available, from the pod, the signals received so far, and the ``former``
-    archive; returns whether packages were installed. Raises: PodSetupError. ``can_import_early``: prepares the import
-    of PyTorch before the code of the run is known; returns whether it can.
-    ``find_standby``: this launcher's wait for its run, by its environment. ``hold``: runs the pod instead of a
-    launcher; returns the exit code.
-    """
-
-    create: Callable[[Pod, Any], Sequence[Service]] | None = None
-    prepare: Callable[[Pod, list[int], str], bool] | None = None
-    can_import_early: Callable[[Pod], bool] | None = None
-    find_standby: Callable[[MutableMapping[str, str]], StandbyLauncher | None] | None = None
-    hold: Callable[[Pod, list[str], list[int]], int] | None = None

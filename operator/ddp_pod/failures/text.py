@@ -1,7 +1,7 @@
 """Texts of failures for users: the line that describes a failure, and its remedy.
 
-With ``kinds`` and ``code_remedies`` the only module with such texts, for the launcher and the operator. The default
-remedy of a category is in ``failure_table``, which docs/troubleshooting.md prints.
+``kinds`` and ``code_remedies`` have those of exceptions, features their own. The default remedy of a category is in
+``failure_table``, which docs/troubleshooting.md prints.
 """
 
 import os
@@ -45,58 +45,17 @@ ARGUMENTS_REMEDY: Final = (
     "correct the script's arguments: args in spec.template, or those after -- on the command line; its --help lists "
     "them"
 )
-FABRIC_REMEDY: Final = (
-    "check that the node has the network's devices, the pod requests them, and the image has their NCCL plugin "
-    "(docs/scaling.md); without spec.network.require the job trains on any transport"
-)
-INHERITED_LOCK_REMEDY: Final = (
-    "a forked process lacks the threads of its parent, with the locks they held and their work: start it before them, "
-    "or by spawn (multiprocessing.get_context, multiprocessing_context)"
-)
-UNREAD_OUTPUT_REMEDY: Final = (
-    "read the child's output while it runs (communicate(), a thread), or let it write to a file"
-)
-OPEN_INPUT_REMEDY: Final = "close the child's input (stdin.close(), communicate()), in every process that has it open"
-OPEN_PIPE_REMEDY: Final = "a reader waits until all have closed the writing end: close it where it is unused"
-FIFO_REMEDY: Final = "start the process that opens the FIFO's other end"
-CHILD_REMEDY: Final = "find out what the child waits for, and give the wait a timeout"
-DEAD_CHILD_REMEDY: Final = (
-    "nobody puts what the rank waits for: see the child's end in the log, and give the wait a timeout that looks at "
-    "is_alive()"
-)
-REMAINING_FILE_REMEDY: Final = (
-    "a process must remove this file: delete a lock that a killed one has left, and let the loop give up after a time"
-)
 NO_LIBRARY_REMEDY: Final = (
     "this Python does not find its standard library: remove PYTHONHOME and PYTHONPATH of another Python from the "
     "environment, or call the Python for which they are meant"
 )
 _NO_LIBRARY: Final = re.compile(r"Fatal Python error: init_\w+: |^Could not find platform independent libraries", re.M)
-ANY_CHILD_REMEDY: Final = (
-    "wait for the processes that the script has started by their ids: DataLoader workers and other helpers live on"
-)
-FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
-POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
-MISSING_FILE_REMEDY: Final = (
-    "let one rank create the file under the path for which all wait: broadcast() a name that each forms itself, or "
-    "call barrier() instead"
-)
-SERVICE_REMEDY: Final = "check the service, which does not respond, and give its calls a timeout"
-DDP_FORWARD_REMEDY: Final = (
-    "the forward of DistributedDataParallel shares the model's buffers (as of BatchNorm) with all ranks: where only "
-    "some evaluate, call model.module, or evaluate on all ranks"
-)
-ONE_WAY_REMEDY: Final = "let one rank of each pair send what the other receives, or use batch_isend_irecv() in both"
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
 )
 UPLOAD_REMEDY: Final = "find out why the store does not respond; the next attempt resumes from its newest snapshot"
 SUPERSEDED_REMEDY: Final = "no action needed: a later attempt of the job trains"
 JOIN_REMEDY: Final = "check that all pods of the job are scheduled and running"
-PORT_REMEDY: Final = (
-    "another container of the pod listens on that port, or with hostNetwork another process of the node: let it use "
-    "another, or create the job again with another spec.rendezvous.port"
-)
 TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
 FLAGS_REMEDY: Final = "correct the flags of torchrun in the command"
 _CHECK_COMMAND: Final = "check command and args in spec.template"
@@ -148,11 +107,6 @@ def advise_on_program(code: CodeConfig | None) -> str:
     if ENV_LOCAL_POD in os.environ:
         return f"{_CHECK_COMMAND}, or run ddp in the folder that has it"
     return f"{_CHECK_COMMAND}, or submit the folder that has it with `ddp submit job.yaml --workdir DIR`"
-
-
-def advise_on_line(line: str) -> str:
-    """Return the remedy for a rank that does not leave a line of the script. ``line``: its source; empty: unknown."""
-    return HANG.remedy.replace("its line", f"its line `{line}`", 1) if line else ""
 
 
 def is_usage(text: str, exit_code: int) -> bool:

@@ -3,7 +3,7 @@
 A feature takes part by modules with fixed names, which are loaded only where it has something to do: every process of
 a pod compiles what it imports, and an archive may lack a feature that its job does not use.
 
-- ``launcher``: ``PART``, a ``base.service.LauncherPart``, in the pod's first process;
+- ``launcher``: ``PART``, a ``base.launcher_part.LauncherPart``, in the pod's first process;
 - ``agent``: ``PART``, a ``torchrun.part.AgentPart``, in torchrun's agent;
 - ``rank``: ``PART``, a ``rank.part.RankPart``, in each rank and the Python processes that it starts.
 """
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..contract.names import CHECK_VARIABLE, ENV_TRACKING_RUN
 
 if TYPE_CHECKING:
+    from ..base.launcher_part import LauncherPart
     from ..base.pod import Pod
-    from ..base.service import LauncherPart
     from ..rank.part import RankPart
     from ..torchrun.part import AgentPart
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.exceptions import FailingCode
 from ..base.files import BOOTSTRAP, read_json
 from ..contract.names import ENV_RANK_FEATURES
-from . import counters
+from . import counter_slots
 from .groups import GroupRecorder
 from .helper_errors import observe_helpers
 from .hooks import ImportHook
@@ -86,7 +86,7 @@ class ChildHook(ImportHook):
         from .mapped_files import keep_mapped_files, mappings_path
         from .steps import StepCounter
 
-        counters.announce(self._runtime, self._local_rank)
+        counter_slots.announce(self._runtime, self._local_rank)
         observers: tuple[StepObserver, ...] = ()
         create_sampler: CreateSampler | None = None
         if ENV_RANK_FEATURES in os.environ:
@@ -96,13 +96,13 @@ class ChildHook(ImportHook):
             parts = load_parts(self._load_part)
             observers = create_observers(parts, worker, self._groups)
             create_sampler = find_sampler(parts)
-        private = counters.create_private_slot()
+        private = counter_slots.create_private_slot()
 
         def claim() -> Any | None:
             self._groups.note_step()
             keep_mapped_files(mappings_path(self._runtime, self._local_rank))
             # A check records every process that trains, not only the first one of a rank.
-            return private if observers else counters.claim_slot(self._runtime, self._local_rank)
+            return private if observers else counter_slots.claim_slot(self._runtime, self._local_rank)
 
         StepCounter(private, claim, observers, create_sampler).watch(module)
 

@@ -5,11 +5,9 @@ bytes is read and written at once; numbers of one step may be of two successive 
 page of a mapped file blocks its writer while the kernel writes it to a disk.
 """
 
-import fcntl
 import math
 import mmap
 import os
-from array import array
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,9 +16,9 @@ from ..contract.names import COUNTERS_FILE
 _COUNTS = 32
 FEATURE_NUMBERS = 384
 """The last numbers of a slot, which the feature that samples steps writes."""
-_SLOT_NUMBERS = _COUNTS + FEATURE_NUMBERS  # whole lines of the cache, so that two ranks share none
+SLOT_NUMBERS = _COUNTS + FEATURE_NUMBERS  # whole lines of the cache, so that two ranks share none
 _NUMBER_BYTES = 8
-_SLOT_BYTES = _SLOT_NUMBERS * _NUMBER_BYTES
+SLOT_BYTES = SLOT_NUMBERS * _NUMBER_BYTES
 _MOST = 2.0**53  # the largest count that a number of eight bytes holds exactly
 
 # Indexes of the numbers in a rank's slot. Those that every step writes are neighbours.
@@ -98,7 +96,7 @@ class CounterMemory:
         path = os.path.join(runtime, COUNTERS_FILE)
         with suppress(FileNotFoundError):
             os.unlink(path)
-        size = nproc * _SLOT_BYTES
+        size = nproc * SLOT_BYTES
         self._descriptor = _open_memory(path)
         os.ftruncate(self._descriptor, size)
         self._memory: Any = memoryview(mmap.mmap(self._descriptor, size)).cast("d")
@@ -107,14 +105,14 @@ class CounterMemory:
         """Return the counters of a local rank's last process; None before its shim has started."""
         if not 0 <= local_rank < self._nproc:
             return None
-        start = local_rank * _SLOT_NUMBERS
+        start = local_rank * SLOT_NUMBERS
         return _parse_slot(self._memory[start : start + _COUNTS].tolist())
 
     def view_feature_numbers(self, local_rank: int) -> Any | None:
         """Return the memory that a feature writes in the slot of a local rank; None without that rank."""
         if not 0 <= local_rank < self._nproc:
             return None
-        start = local_rank * _SLOT_NUMBERS + _COUNTS
+        start = local_rank * SLOT_NUMBERS + _COUNTS
         return self._memory[start : start + FEATURE_NUMBERS]
 
     def read_all(self) -> dict[int, RankCounters]:
@@ -133,89 +131,17 @@ def _open_memory(path: str) -> int:
     return descriptor
 
 
-def open_slot(runtime: str, local_rank: int) -> Any:
-    """Return a rank's own slot as a writable view of numbers, without counts. Raises: OSError, ValueError."""
-    descriptor = _open_counters(runtime)
-    try:
-        slot = _map_slot(descriptor, local_rank)
-    finally:
-        os.close(descriptor)
-    slot[:] = create_private_slot()
-    return slot
-
-
-def create_private_slot() -> Any:
-    """Return a slot without counts that only this process reads."""
-    slot = array("d", bytes(_SLOT_BYTES))
-    for index in (WORK_SECONDS, LEARNING_RATE, FIRST_STEP):
-        slot[index] = math.nan
-    return memoryview(slot)
-
-
-def announce(runtime: str, local_rank: int) -> None:
-    """Note that a process which the rank's program has started may count steps. Raises: OSError, ValueError."""
-    descriptor = _open_counters(runtime)
-    try:
-        slot = _map_slot(descriptor, local_rank)
-        if slot[VISIBILITY] == UNKNOWN:
-            slot[VISIBILITY] = COUNTED
-    finally:
-        os.close(descriptor)
-
-
-def claim_slot(runtime: str, local_rank: int) -> Any | None:
-    """Return a rank's slot for this process, which the rank's program has started.
-
-    None: another process that still runs counts in it. Raises: OSError, also if another process claims it now;
-    ValueError.
-    """
-    descriptor = _open_counters(runtime)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        slot = _map_slot(descriptor, local_rank)
-        owner = _read_count(slot[OWNER])
-        if owner and os.path.exists(f"/proc/{owner}"):
-            return None
-        return take_slot(slot)
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps the lock beyond the descriptor
-        os.close(descriptor)
-
-
-def take_slot(slot: Any) -> Any:
-    """Return a rank's slot for this process, which has made a step, without the counts of a former owner."""
-    if slot[OWNER]:
-        kept = {index: slot[index] for index in (RANK, WORLD_SIZE, PID)}
-        slot[:] = create_private_slot()
-        for index, number in kept.items():
-            slot[index] = number
-    slot[OWNER] = os.getpid()
-    slot[VISIBILITY] = COUNTED
-    return slot
-
-
-def _open_counters(runtime: str) -> int:
-    """Return a descriptor of a pod's counters. Raises: OSError."""
-    return os.open(os.path.join(runtime, COUNTERS_FILE), os.O_RDWR)
-
-
-def _map_slot(descriptor: int, local_rank: int) -> Any:
-    """Return a rank's slot as a view of numbers. Raises: OSError, ValueError."""
-    memory = memoryview(mmap.mmap(descriptor, 0)).cast("d")
-    return memory[local_rank * _SLOT_NUMBERS : (local_rank + 1) * _SLOT_NUMBERS]
-
-
 def _parse_slot(numbers: list[float]) -> RankCounters | None:
     """Return the counters in a slot, to which the user's process can write anything."""
-    pid = _read_count(numbers[PID])
+    pid = read_count(numbers[PID])
     if not pid:
         return None
-    steps = _read_count(numbers[STEPS])
+    steps = read_count(numbers[STEPS])
     first_step = numbers[FIRST_STEP]
     return RankCounters(
         pid=pid,
-        rank=_read_count(numbers[RANK]),
-        world_size=max(1, _read_count(numbers[WORLD_SIZE])),
+        rank=read_count(numbers[RANK]),
+        world_size=max(1, read_count(numbers[WORLD_SIZE])),
         is_counted=numbers[VISIBILITY] == COUNTED,
         is_recorded=numbers[VISIBILITY] == INVISIBLE,
         steps=steps,
@@ -226,12 +152,12 @@ def _parse_slot(numbers: list[float]) -> RankCounters | None:
         samples=_sum_samples(numbers, steps),
         learning_rate=_read_known(numbers[LEARNING_RATE]),
         loss=numbers[LOSS] if numbers[HAS_LOSS] else None,
-        first_step=_read_count(first_step) if math.isfinite(first_step) else None,
-        lost_loss_step=_read_count(numbers[LOST_LOSS_STEP]) or None,
-        owner=_read_count(numbers[OWNER]),
-        epoch=_read_count(numbers[EPOCH]) or None,
-        epochs=_read_count(numbers[EPOCHS]) or None,
-        total_steps=_read_count(numbers[TOTAL_STEPS]) or None,
+        first_step=read_count(first_step) if math.isfinite(first_step) else None,
+        lost_loss_step=read_count(numbers[LOST_LOSS_STEP]) or None,
+        owner=read_count(numbers[OWNER]),
+        epoch=read_count(numbers[EPOCH]) or None,
+        epochs=read_count(numbers[EPOCHS]) or None,
+        total_steps=read_count(numbers[TOTAL_STEPS]) or None,
     )
 
 
@@ -245,13 +171,14 @@ def _sum_step_seconds(numbers: list[float], steps: int) -> float:
 
 def _sum_samples(numbers: list[float], steps: int) -> float | None:
     """Return the samples of all steps; None if the batch size is unknown."""
-    batch = _read_count(numbers[BATCH])
+    batch = read_count(numbers[BATCH])
     if not batch:
         return None
     return _read_seconds(numbers[SAMPLES]) + batch * max(0.0, steps - _read_seconds(numbers[STEPS_WITH_SAMPLES]))
 
 
-def _read_count(number: float) -> int:
+def read_count(number: float) -> int:
+    """Return a count in a slot; 0 if it is none."""
     return int(number) if 0 <= number < _MOST else 0
 
 

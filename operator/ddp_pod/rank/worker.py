@@ -25,7 +25,7 @@ from ..contract.names import (
     PAGES,
 )
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
-from . import counters
+from . import counter_slots, counters
 from .failing_code import find_failing_code
 from .groups import GroupRecorder, read_address
 from .helper_errors import observe_helpers
@@ -104,7 +104,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
 def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     """Return this rank's counters, reset for this process; None if the launcher keeps none."""
     try:
-        slot = counters.open_slot(runtime, about["localRank"])
+        slot = counter_slots.open_slot(runtime, about["localRank"])
     except (OSError, ValueError):
         return None
     slot[counters.RANK] = about["rank"]
@@ -131,7 +131,7 @@ def _count_steps(
     def claim() -> Any:
         groups.note_step()
         keep_mapped_files(files.mappings)
-        return counters.take_slot(slot)
+        return counter_slots.take_slot(slot)
 
     StepCounter(slot, claim, observers, create_sampler).start()
 

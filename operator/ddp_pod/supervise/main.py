@@ -9,15 +9,9 @@ from typing import Protocol
 
 from ..base.exceptions import describe
 from ..base.files import BOOTSTRAP, add_delivered_packages, log
-from ..base.pod import (
-    Pod,
-    PodSetupError,
-    RuntimeDirectory,
-    default_threads,
-    make_runtime_dir,
-    read_pod,
-)
-from ..base.service import LauncherPart, StandbyLauncher
+from ..base.launcher_part import LauncherPart, StandbyLauncher
+from ..base.pod import Pod, PodSetupError
+from ..base.pod_setup import RuntimeDirectory, default_threads, make_runtime_dir, read_pod
 from ..contract.command_line import PythonLine, split_python_line
 from ..contract.names import (
     ENV_COMPLETION_INDEX,

@@ -41,10 +41,6 @@ from ..rank.group_records import list_trainers
 from .channel import (
     AgentRequest,
     EndsNeeded,
-    FeatureSummary,
-    GroupFindings,
-    LauncherChannel,
-    PeersLost,
     PhaseEntered,
     RanksFailed,
     RanksFinished,
@@ -52,7 +48,9 @@ from .channel import (
     RoundJoined,
     Verdict,
 )
+from .feature_messages import FeatureSummary, GroupFindings, PeersLost
 from .fork_server import RankForker
+from .launcher_channel import LauncherChannel
 from .part import AgentPart, LocalRank, RoundExchange, Store, log_fault
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
 from .rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver, Unfinished

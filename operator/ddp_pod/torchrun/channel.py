@@ -4,15 +4,12 @@ A class whose docstring names a reply is a request, sent as a ``Request``: the a
 features have messages of their own; what the supervisor does not know it gives to the services.
 """
 
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..base.pod import Pod
 from ..contract.failure_record import Failure
-from ..contract.frames import read_frame
 from ..failures.collective_places import RankPlace
-from .frames import decode, encode
 
 
 class AgentRequest(NamedTuple):
@@ -97,45 +94,5 @@ class Restarting(NamedTuple):
     step: float | None
 
 
-class PeersLost(NamedTuple):
-    """Peers report that they lost a rank. The reply, None, follows once a service has recorded why, if it knows."""
-
-
-class GroupFindings(NamedTuple):
-    """Why the job's ranks do not train as one, as pod 0 publishes it; None: they do, or it is unknown."""
-
-    facts: Mapping[str, Any] | None
-
-
-class FeatureSummary(NamedTuple):
-    """What pod 0 publishes for a feature of all pods (``RoundExchange.summary``)."""
-
-    feature: str
-    summary: Any
-
-
 class Release(NamedTuple):
     """From the launcher: the master is reachable and the checkpoints are ready."""
-
-
-class LauncherChannel:
-    """The agent's end of the channel to the launcher."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-
-    def report(self, event: object) -> None:
-        """Send an event that needs no reply."""
-        self._channel.sendall(encode(event))
-
-    def request(self, event: object) -> Any:
-        """Send an event and return the launcher's reply, however late. Raises: EOFError if the launcher has ended."""
-        self.report(Request(event))
-        return decode(read_frame(self._channel))
-
-    def wait_for_release(self) -> bool:
-        """Wait for the launcher. Returns False if it has closed the channel instead."""
-        try:
-            return isinstance(decode(read_frame(self._channel)), Release)
-        except EOFError:
-            return False

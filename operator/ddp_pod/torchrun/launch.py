@@ -14,9 +14,10 @@ from ..base.files import log
 from ..base.pod import Pod
 from ..contract.names import ENV_AGENT_PID
 from ..failures.agent_failure import AgentEnd, examine_agent_error
-from .channel import AgentRequest, LauncherChannel, Started, StoreStarted
+from .channel import AgentRequest, Started, StoreStarted
 from .fork_server import AgentFork
 from .frames import decode
+from .launcher_channel import LauncherChannel
 from .part import AgentPart
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..base.pod import AwakeClock
+from ..base.awake_clock import AwakeClock
 
 FIRST_ROUND_SECONDS = 30.0  # that the first round waits for more pods, once there are enough
 

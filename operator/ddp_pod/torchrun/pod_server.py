@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from ..base.pod import default_threads, read_pod
+from ..base.pod_setup import default_threads, read_pod
 from ..contract.names import ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
 from ..contract.pod_start import READY, PodStart, receive_start
 from ..contract.processes import set_environment, set_parent_death_signal

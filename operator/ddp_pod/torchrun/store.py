@@ -26,13 +26,16 @@ from ..contract.failure_record import KnownFailure
 from ..contract.failure_table import NETWORK, Outcome
 from ..contract.names import EXIT_RETRYABLE
 from ..contract.processes import read_memory_limit
-from ..failures.text import PORT_REMEDY
 
 VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
 # Bytes of all values and connections. Anyone who reaches the port may write: beyond it the store refuses values. The
 # ranks need the container's memory: the store gets this part of it at most.
 MEMORY_LIMIT = 512 << 20
 _MEMORY_PART = 8
+_PORT_REMEDY = (
+    "another container of the pod listens on that port, or with hostNetwork another process of the node: let it use "
+    "another, or create the job again with another spec.rendezvous.port"
+)
 _MAC_LENGTH = 64  # hexadecimal digits
 _BACKLOG = 2048
 _SECONDS_FOR_STORE = 2.0
@@ -45,7 +48,7 @@ class PortTakenError(KnownFailure):
 
     def __init__(self, port: int, problem: str) -> None:
         message = f"cannot serve the rendezvous on port {port}: {problem}"
-        super().__init__(message, Outcome(NETWORK.name, EXIT_RETRYABLE), PORT_REMEDY)
+        super().__init__(message, Outcome(NETWORK.name, EXIT_RETRYABLE), _PORT_REMEDY)
 
 
 class SignedStore:

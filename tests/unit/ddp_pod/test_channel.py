@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddp_pod.contract.frames import read_frame
-from ddp_pod.torchrun.channel import LauncherChannel, Release, Request
+from ddp_pod.torchrun.channel import Release, Request
 from ddp_pod.torchrun.frames import decode, encode
+from ddp_pod.torchrun.launcher_channel import LauncherChannel
 
 
 @pytest.fixture

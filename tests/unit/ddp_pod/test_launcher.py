@@ -15,7 +15,8 @@ import pytest
 from ddp_operator.manifests.pod import _workers_grace
 from ddp_pod import bootstrap, features
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import Pod, read_pod
+from ddp_pod.base.pod import Pod
+from ddp_pod.base.pod_setup import read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.frames import read_frame

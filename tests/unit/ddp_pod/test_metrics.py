@@ -26,7 +26,8 @@ from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.prometheus import format_page, merge_pages, read_script_page
 from ddp_pod.progress.rank_progress import RankReader, complete_progress, fetch_page, find_missing_steps, merge_counters
 from ddp_pod.rank import counters as slots
-from ddp_pod.rank.counters import CounterMemory, RankCounters, open_slot
+from ddp_pod.rank.counter_slots import open_slot
+from ddp_pod.rank.counters import CounterMemory, RankCounters
 
 
 def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:

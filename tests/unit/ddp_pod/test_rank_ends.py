@@ -28,7 +28,8 @@ from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import counters as slots
-from ddp_pod.rank.counters import CounterMemory, open_slot
+from ddp_pod.rank.counter_slots import open_slot
+from ddp_pod.rank.counters import CounterMemory
 from tests.support.launcher_config import launcher_pod
 
 LABEL = "label 17 out of range"

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from ddp_pod.rank import losses, steps
-from ddp_pod.rank.counters import CounterMemory, RankCounters, open_slot
+from ddp_pod.rank.counter_slots import open_slot
+from ddp_pod.rank.counters import CounterMemory, RankCounters
 from ddp_pod.rank.part import CreateSampler, RankPart, find_sampler
 from ddp_pod.rank.steps import StepCounter
 

@@ -1,7 +1,7 @@
 """The pod's code, before the ranks start."""
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart
 from .unpack import has_packages, prepare_code, use_packages
 
 

@@ -3,8 +3,8 @@
 import importlib
 from typing import Any
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart
 from .standby import find_standby
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from ...base.pod import list_temporary_folders
+from ...base.pod_setup import list_temporary_folders
 from ...contract.names import ENV_RUNTIME_DIR
 from .contract import ORDER_LIMIT, Event, Order, decode_order, encode_event
 

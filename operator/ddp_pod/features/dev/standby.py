@@ -5,8 +5,8 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 
+from ...base.launcher_part import NextRun
 from ...base.pod import Pod
-from ...base.service import NextRun
 from ...contract.names import ENV_RUN_FD
 from ...contract.plan import from_json, to_json
 from ...contract.processes import set_parent_death_signal

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart, Service
+from ...base.service import Service
 from .master import MasterWatch
 from .peers import PeerWatch
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from ...base.awake_clock import AwakeClock
 from ...base.files import log
-from ...base.pod import AwakeClock, Pod
+from ...base.pod import Pod
 from ...base.service import Service
 from ...contract.peers import MOST_HINTS, PeerContact, PeerReport, choose_peer_steps
 

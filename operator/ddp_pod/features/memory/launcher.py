@@ -5,8 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import Control, Ending, LauncherPart, Service
+from ...base.service import Control, Ending, Service
 from .copies import find_memory_folder, remove_memory, save_copies, summarize_copies
 
 

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...base.files import log
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import Answer, Conclusion, Control, Ending, LauncherPart, Service
+from ...base.service import Answer, Conclusion, Control, Ending, Service
 from ...contract.names import ENV_CHECKPOINT_DIR
 from ...failures.agent_failure import UNREACHABLE, build_store_failure
 from .checkpoints import NEWEST, CheckpointMirror

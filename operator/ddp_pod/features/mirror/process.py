@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ...base.files import log
-from ...base.pod import decode_pod
+from ...base.pod_setup import decode_pod
 from ...contract.credentials import hide_credentials
 from ...contract.processes import set_parent_death_signal
 from ...failures.agent_failure import SUPERSEDED, UNUSABLE

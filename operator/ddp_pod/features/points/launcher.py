@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart, Service
+from ...base.service import Service
 from ...contract.points import POINT_COLUMNS
 from ...contract.progress import RankProgress
 from ...contract.thinning import MOST_ROWS, Row, thin_rows

@@ -13,10 +13,13 @@ from ...contract.failure_table import NCCL, NETWORK, Category, Outcome
 from ...contract.names import EXIT_RETRYABLE, PREFLIGHT_CHECKS
 from ...contract.plan import PreflightConfig
 from ...contract.report import PreflightResult
-from ...failures.text import FABRIC_REMEDY
 from .nccl_log import SOCKET
 from .probe import PairRate, ProbeResult, measure_network
 
+_FABRIC_REMEDY = (
+    "check that the node has the network's devices, the pod requests them, and the image has their NCCL plugin "
+    "(docs/scaling.md); without spec.network.require the job trains on any transport"
+)
 _CHECKS_BETWEEN_RANKS = ("allreduce", "transport", "pairs")
 _CONNECT_SECONDS = 10
 
@@ -51,7 +54,7 @@ class PreflightError(KnownFailure):
 
     def __init__(self, problems: Mapping[str, str], report: PreflightReport) -> None:
         category = _find_category(problems, report)
-        remedy = FABRIC_REMEDY if "transport" in problems else category.remedy
+        remedy = _FABRIC_REMEDY if "transport" in problems else category.remedy
         text = "; ".join(f"{check}: {problem}" for check, problem in problems.items())
         super().__init__(f"the preflight failed: {text}", Outcome(category.name, EXIT_RETRYABLE), remedy)
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...base.files import log
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart, Service
+from ...base.service import Service
 from .checks import PreflightDone, PreflightReport, describe_preflight, summarize_preflight
 
 

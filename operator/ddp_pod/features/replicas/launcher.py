@@ -7,12 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from ...base.files import log, try_write_json
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod, list_workers
-from ...base.service import Conclusion, LauncherPart, Service
+from ...base.service import Conclusion, Service
 from ...contract.group_facts import OF_REPLICAS, GroupFacts
 from ...contract.records import read_record
 from ...progress.rank_progress import RankReader
-from ...torchrun.channel import GroupFindings
+from ...torchrun.feature_messages import GroupFindings
 from .comparison import ReplicaComparison, decode_samples, encode_samples
 from .samples import REPLICAS_FILE, read_samples
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import Control, LauncherPart, Service
+from ...base.service import Control, Service
 from .runs import is_tracked, list_tracked_runs, start_tracking
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...base.files import log
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart, Service
+from ...base.service import Service
 from ...network.connections import Connection, list_unacknowledged
 from ...network.master import MasterChecked
 

@@ -22,7 +22,7 @@ from ...progress.output import read_last_lines
 from ...progress.rank_progress import RankReader
 from ...rank.group_records import RankGroups, read_groups
 from ...rank.groups import MEMBER, STEPPING, GroupRecord
-from ...torchrun.channel import GroupFindings
+from ...torchrun.feature_messages import GroupFindings
 from .group_waits import GROUP_WAIT_FILE, MOST_JOINERS, Joiner, explain_wait
 from .stacks import collect_stacks
 

@@ -2,10 +2,10 @@
 
 from ...base.pod import Pod, WorkerRecord
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ...failures.text import DEAD_CHILD_REMEDY, INHERITED_LOCK_REMEDY, UNREAD_OUTPUT_REMEDY
 from ...progress.output import read_end
 from .collectives import RankCollectives
 from .polling import explain_polling
+from .remedies import DEAD_CHILD_REMEDY, INHERITED_LOCK_REMEDY, UNREAD_OUTPUT_REMEDY
 from .stacks import ChildStack, Helper, Stack, find_working_child
 from .wait_channels import (
     find_blocked_child,

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...base.launcher_part import LauncherPart
 from ...base.pod import Pod
-from ...base.service import LauncherPart, Service
+from ...base.service import Service
 from .groups import GroupMonitor
 from .mappings import MappedFilesKeeper
 from .monitor import StallMonitor

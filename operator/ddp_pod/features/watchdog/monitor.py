@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ...base.awake_clock import AwakeClock
 from ...base.files import log, read_json, try_write_json
-from ...base.pod import AwakeClock, Pod, WorkerRecord, list_workers
+from ...base.pod import Pod, WorkerRecord, list_workers
 from ...base.service import Answer, Control, Service
 from ...contract.failure_record import Failure
 from ...contract.failure_table import HANG
@@ -22,19 +23,15 @@ from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback
-from ...failures.text import (
-    DDP_FORWARD_REMEDY,
-    ONE_WAY_REMEDY,
-    advise_on_line,
-)
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
 from ...progress.output import read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
-from ...torchrun.channel import FeatureSummary, PeersLost
+from ...torchrun.feature_messages import FeatureSummary, PeersLost
 from .activity import describe_activity
 from .collectives import Collective, CollectivesRequest, RankCollectives
 from .helpers import explain_wait, find_helper
+from .remedies import DDP_FORWARD_REMEDY, ONE_WAY_REMEDY, advise_on_line
 from .stacks import ChildStack, Stack, add_awaited, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,

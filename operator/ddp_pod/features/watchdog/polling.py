@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ...failures.text import MISSING_FILE_REMEDY, POLL_REMEDY, REMAINING_FILE_REMEDY
+from .remedies import MISSING_FILE_REMEDY, POLL_REMEDY, REMAINING_FILE_REMEDY
 from .stacks import StackFrame
 
 _MOST_BYTES: Final = 1 << 20  # of a script

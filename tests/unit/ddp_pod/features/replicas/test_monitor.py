@@ -15,8 +15,9 @@ from ddp_pod.features.replicas.launcher import ReplicaMonitor
 from ddp_pod.features.replicas.samples import REPLICAS_FILE, ReplicaSample, write_sample
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import counters
-from ddp_pod.rank.counters import CounterMemory, open_slot
-from ddp_pod.torchrun.channel import GroupFindings
+from ddp_pod.rank.counter_slots import open_slot
+from ddp_pod.rank.counters import CounterMemory
+from ddp_pod.torchrun.feature_messages import GroupFindings
 from tests.support.launcher_config import launcher_pod
 
 

@@ -21,7 +21,8 @@ from ddp_pod.features.replicas.loss_history import LossHistory, find_lost_step
 from ddp_pod.features.replicas.sampler import find_next_step, find_part
 from ddp_pod.features.replicas.samples import ReplicaSample, read_samples, write_sample
 from ddp_pod.rank import counters
-from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
+from ddp_pod.rank.counter_slots import create_private_slot, open_slot
+from ddp_pod.rank.counters import CounterMemory
 from ddp_pod.rank.steps import StepCounter
 from tests.bench.replica_flips import Order, start_replicas
 from tests.support.launcher_config import launcher_pod

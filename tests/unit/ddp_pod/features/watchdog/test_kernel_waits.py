@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddp_pod.contract.processes import find_family
-from ddp_pod.failures.text import (
+from ddp_pod.features.watchdog.remedies import (
     CHILD_REMEDY,
     FIFO_REMEDY,
     FILE_LOCK_REMEDY,

@@ -20,10 +20,10 @@ from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.processes import find_family
 from ddp_pod.contract.records import read_record
-from ddp_pod.failures.text import ANY_CHILD_REMEDY, MISSING_FILE_REMEDY, POLL_REMEDY
 from ddp_pod.features.watchdog import helpers, monitor, standstill
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives, parse_report
 from ddp_pod.features.watchdog.polling import explain_polling
+from ddp_pod.features.watchdog.remedies import ANY_CHILD_REMEDY, MISSING_FILE_REMEDY, POLL_REMEDY
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame
 from ddp_pod.features.watchdog.stall import (
     HeartbeatWatchdog,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.base.awake_clock import AwakeClock
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import AwakeClock, WorkerRecord
+from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import read_record, to_json
@@ -47,7 +48,7 @@ from ddp_pod.features.watchdog.stall import (
 )
 from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ddp_pod.rank import worker
-from ddp_pod.torchrun.channel import PeersLost
+from ddp_pod.torchrun.feature_messages import PeersLost
 from tests.support.launcher_config import launcher_pod
 
 PLAN = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")
