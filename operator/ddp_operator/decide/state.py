@@ -274,6 +274,13 @@ class Causes:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownEnds:
+    """How pods have ended, where a feature knows more of it than they do. ``ends``: by the UID of the pod."""
+
+    ends: Mapping[str, Termination] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Queued:
     """The status of a job that waits for another cluster, and the seconds until the next pass."""
 

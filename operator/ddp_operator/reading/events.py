@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddp_operator.api import constants
 from ddp_operator.decide.kueue import line
 from ddp_operator.decide.views import Pods, PodView, is_taken_away
-from ddp_operator.reading.terminations import ContainerKill
 from ddp_pod.contract.failure_table import OOM
 
 SCHEDULER_EVENT: Final = "FailedScheduling"
@@ -19,6 +18,14 @@ _MAX_INSPECTED: Final = 3
 _CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
 # The kubelet kills no container for a readiness probe.
 _FAILED_PROBE: Final = re.compile(r"(Liveness|Startup) probe failed: (.*)", re.DOTALL)
+
+
+class ContainerKill(NamedTuple):
+    """The kubelet killed a container. ``field``: the probe or hook that failed, as in the container's spec."""
+
+    container: str
+    field: str
+    message: str = ""
 
 
 def read_event_time(event: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 from ddp_operator.api import child_names, constants
@@ -23,7 +22,7 @@ from ddp_operator.decide.views import (
     list_sidecars,
     read_int,
 )
-from ddp_operator.reading.terminations import ContainerKill, KubeletEvidence, decode_object, parse_termination
+from ddp_operator.reading.terminations import KubeletEvidence, decode_object, parse_termination
 from ddp_pod.contract import names
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -36,13 +35,8 @@ _UNSEEN_REASONS = ("Unknown", "ContainerStatusUnknown")  # of containerd and of 
 _EXIT_KILLED = 137  # assumed if no container is reported
 
 
-def view_children(
-    job: DDPTrainingJob, snapshot: Snapshot, kills: Mapping[str, ContainerKill | None] = MappingProxyType({})
-) -> Children:
-    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted.
-
-    ``kills``: why the kubelet killed training containers, by the pod's UID.
-    """
+def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
+    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted."""
     own = (raw for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
     jobs = tuple(parse_each("Job", own, view_job))
     own_jobs = tuple(view for view in jobs if child_names.is_attempt_name(view.name, job.name))
@@ -58,7 +52,7 @@ def view_children(
             if owner.get("uid") in feature_uids:
                 feature_pods.append(view_pod(raw))
             elif owner.get("uid") in uids:
-                own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
+                own_pods.append(view_pod(raw))
             elif owner.get("kind") == "Job" and child_names.is_attempt_name(str(owner.get("name")), job.name):
                 orphans.append(view_pod(raw))
     return Children(own_jobs, tuple(own_pods), tuple(orphans), feature_jobs, tuple(feature_pods))
@@ -126,8 +120,8 @@ def _find_secret(template: Mapping[str, Any]) -> str:
     return ""
 
 
-def view_pod(raw: Mapping[str, Any], kill: ContainerKill | None = None) -> PodView:
-    """Return a pod's view. ``kill``: why the kubelet killed its training container, from its Events."""
+def view_pod(raw: Mapping[str, Any]) -> PodView:
+    """Return a pod's view."""
     metadata = raw.get("metadata") or {}
     status = raw.get("status") or {}
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
@@ -167,7 +161,7 @@ def view_pod(raw: Mapping[str, Any], kill: ContainerKill | None = None) -> PodVi
         disrupted=disruption.get("status") == "True" or is_unseen,
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
-        termination=_read_end(raw, kill),
+        termination=_read_end(raw),
         trained=bool(trainer.get("terminated")),
         raw=raw,
         disruption=str(disruption.get("reason") or (UNSEEN if is_unseen else "")),
@@ -247,13 +241,13 @@ def find_trainer_start(raw: Mapping[str, Any]) -> datetime | None:
     return parse_time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
 
 
-def _read_end(raw: Mapping[str, Any], kill: ContainerKill | None) -> Termination | None:
+def _read_end(raw: Mapping[str, Any]) -> Termination | None:
     """Return how a pod ended, by its training container, an init container, or the pod's status; None: it has not."""
     ended = _trainer_state(raw).get("terminated")
     if ended:
         eviction = _find_eviction(raw)
         remains = not eviction and not is_taken_away(raw)
-        return _parse_end(ended, KubeletEvidence(eviction=eviction, kill=kill, pod_remains=remains))
+        return _parse_end(ended, KubeletEvidence(eviction=eviction, pod_remains=remains))
 
     status = raw.get("status") or {}
     if status.get("phase") != "Failed":

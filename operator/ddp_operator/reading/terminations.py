@@ -9,7 +9,7 @@ import re
 import signal
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +32,6 @@ from ddp_pod.contract.failure_text import (
     DISK_REMEDY,
     EMPTY_DIR_REMEDY,
     INIT_CONTAINER_REMEDY,
-    PROBE_REMEDY,
     PROGRAM_REMEDY,
     SENDER_REMEDY,
     SHARED_MEMORY_REMEDY,
@@ -60,14 +59,6 @@ _MAX_TEXT: Final = 2048
 _MAX_MESSAGE: Final = 65536  # characters; a kubelet cuts at 4,096 bytes
 
 
-class ContainerKill(NamedTuple):
-    """The kubelet killed a container. ``field``: the probe or hook that failed, as in the container's spec."""
-
-    container: str
-    field: str
-    message: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class KubeletEvidence:
     """The kubelet's reports on a failed pod, except the end of its training container."""
@@ -79,7 +70,6 @@ class KubeletEvidence:
     """The kubelet's message if it evicted the pod because of the pod's own use of resources."""
     has_container: bool = True
     """Whether the kubelet reports the end of any container."""
-    kill: ContainerKill | None = None
     pod_remains: bool = False
     """Whether nobody deleted, evicted or preempted the pod."""
 
@@ -124,9 +114,7 @@ def _add_kubelet_evidence(
     """Return an end with the kubelet's evidence, which overrides the launcher's; later rules override earlier ones."""
     if reason == _OOM_KILLED:
         end = _set_out_of_memory(end, has_message=has_message)
-    if evidence.kill is not None:
-        end = _set_killed_by_kubelet(end, evidence.kill)
-    elif evidence.pod_remains and end.category == PREEMPTED.name and end.rank is None:
+    if evidence.pod_remains and end.category == PREEMPTED.name and end.rank is None:
         message = "the training container got a signal to stop, although the pod was neither deleted nor evicted"
         end = dataclasses.replace(end, category=KILLED.name, message=message, remedy=SENDER_REMEDY)
     program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
@@ -144,21 +132,6 @@ def _add_kubelet_evidence(
     if not evidence.has_container:
         end = dataclasses.replace(end, category=UNKNOWN.name, remedy=_advise_on_eviction(text))
     return end
-
-
-def _set_killed_by_kubelet(end: Termination, kill: ContainerKill) -> Termination:
-    """Return the end of a container that the kubelet killed. The signature ends a job that the probe always fails."""
-    because = f": {kill.message}" if kill.message else ""
-    message = f"the kubelet killed container {kill.container}, because its {kill.field} failed{because}"
-    return dataclasses.replace(
-        end,
-        category=KILLED.name,
-        secondary=False,
-        ended_by_probe=True,
-        message=sanitize_text(message, _MAX_TEXT),
-        remedy=PROBE_REMEDY.format(field=kill.field, container=kill.container),
-        signature=f"failed {kill.field} of container {kill.container}",
-    )
 
 
 def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:

@@ -16,9 +16,8 @@ from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.faults import contain, name_object
+from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
-from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
@@ -30,16 +29,11 @@ from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Causes, Children, Observation, Trouble
+from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation, Trouble
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
-from ddp_operator.reading.events import (
-    find_kill,
-    list_killed_pods,
-)
 from ddp_operator.reading.objects import view_children, view_node
 from ddp_operator.reading.pages import RateMeter, decode_report
-from ddp_operator.reading.terminations import ContainerKill
 from ddp_operator.reconcile.acting import PodPages
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
@@ -79,8 +73,6 @@ class Memory:
     """What features have observed of the pods, by the name of the feature."""
     failures_read: datetime | None = None
     """Time of the last read of the pods' failures before a restart in the same pods."""
-    kills: dict[str, ContainerKill | None] = field(default_factory=dict)
-    """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
     unreadable: LastRefusal = field(default_factory=LastRefusal)
     """Why the spec could not be parsed."""
     refused: LastRefusal = field(default_factory=LastRefusal)
@@ -163,12 +155,11 @@ class Observer:
     async def observe(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, memory: Memory) -> Observation:
         """Return the input of ``decide``, except the resource. Raises: ClusterError."""
         hooks = self._hooks.observe(job, memory.faults)
-        children = view_children(job, snapshot, memory.kills)
+        children = view_children(job, snapshot)
         unseen = not is_finished(job.status) and may_have_lost_labels(job, children)
         if await self._restore_labels(job, memory, unseen=unseen):
             snapshot = await self._cluster.observe(key) or snapshot
-            children = view_children(job, snapshot, memory.kills)
-        children = await self._explain_kills(job, snapshot, children, memory)
+            children = view_children(job, snapshot)
         reading = await self._read_page(job, children, memory)
         page = reading.page
         failures = await self._read_failures(job, children, page, memory)
@@ -205,6 +196,7 @@ class Observer:
         shared = _find_shared(job, snapshot, observation, {*job.status.operator_state.children, *memory.children})
         return replace(
             observation,
+            pods=_complete_ends(observation),
             shared=shared.objects,
             launchers=shared.launchers,
             shared_complete=shared.complete,
@@ -339,19 +331,6 @@ class Observer:
         memory.troubles = troubles
         return troubles
 
-    async def _explain_kills(
-        self, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
-    ) -> Children:
-        """Return the children with the reasons for which the kubelet killed training containers."""
-        killed = [] if is_finished(job.status) else list_killed_pods(children.pods_of(job.status.attempt))
-        memory.kills = {pod.uid: memory.kills[pod.uid] for pod in killed if pod.uid in memory.kills}
-        unread = [pod for pod in killed if pod.uid not in memory.kills]
-        for pod in unread:
-            with suppress(Refused, ClusterError), contain("cause of a kill", name_object(pod.raw)):
-                events = await self._cluster.events_of(pod.raw)
-                memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
-        return view_children(job, snapshot, memory.kills) if unread else children
-
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
     ) -> tuple[tuple[PodView, Termination], ...]:
@@ -370,6 +349,14 @@ class Observer:
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         sampled = sample_pods(pods, MOST_FAILURES)
         return list_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
+
+
+def _complete_ends(observation: Observation) -> tuple[PodView, ...]:
+    """Return the pods of a job with what a feature knows of their ends."""
+    known = observation.find_observed(KnownEnds)
+    if known is None:
+        return observation.pods
+    return tuple(replace(pod, termination=known.ends.get(pod.uid, pod.termination)) for pod in observation.pods)
 
 
 class SharedChildren(NamedTuple):
