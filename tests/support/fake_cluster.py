@@ -29,6 +29,7 @@ from ddp_operator.features import SCHEMA
 from ddp_operator.manager.reports import StatusReports
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.fair_turns import FairTurns
+from ddp_operator.reconcile.placing import PlacingReconciler
 
 from .builders import NOW, Json, page, resource, respond
 
@@ -170,7 +171,7 @@ class ReconcilerHarness:
 
     def restart_operator(self, cluster: Any = None) -> Reconciler:
         """Restart with a reconciler without memory."""
-        self.reconciler = Reconciler(
+        self.reconciler = PlacingReconciler(
             cluster or self.cluster,
             turns=FairTurns(),
             clock=self.clock,

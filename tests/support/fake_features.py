@@ -11,9 +11,10 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Completion, OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import Profile, QueueStatus
-from ddp_operator.decide.hooks import Feature, Service
+from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Children, Decision, FeatureAction
-from ddp_operator.reconcile.acting import ActionContext, PlacementContext
+from ddp_operator.reconcile.acting import ActionContext
+from ddp_operator.reconcile.placing import PlacementContext, PlacingService
 
 
 class MenuFields(SpecFields, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ def complete_by(
     return Feature("odd", maturity="experimental", page="x.md", fields=fields)
 
 
-class FakeService(Service):
+class FakeService(PlacingService):
     """A service whose answers a test sets; an exception is raised."""
 
     def __init__(

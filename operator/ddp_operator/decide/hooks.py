@@ -29,12 +29,10 @@ from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Statu
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
-    Children,
     Decision,
     FeatureAction,
     Outcome,
     PassHooks,
-    Queued,
     QueuePlace,
     Refusal,
     Remark,
@@ -45,13 +43,10 @@ from ddp_operator.decide.state import (
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
-    from ddp_operator.reconcile.acting import ActionContext, PlacementContext, PodPages
+    from ddp_operator.reconcile.acting import ActionContext, PodPages
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
-
-SECONDS_TO_PLACE = 60.0
-"""Limit of a hook that reads and writes what decides where a job's pods run."""
 
 SECONDS_TO_COMPLETE = 60.0
 """Limit of a hook that reads what completes a job's spec."""
@@ -95,15 +90,11 @@ class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
     ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait,
-    ``find_values``, and the hooks of placement, ``follow``, ``enqueue``, ``admit`` and ``report_pass``: a fault of
-    these makes the job wait.
+    and ``find_values``, whose fault makes the job wait.
     """
 
     completes: bool = False
     """Whether it has values that complete the specs of jobs (``api/schema.Completion``)."""
-
-    manages: str = ""
-    """The value of ``spec.managedBy`` of the jobs whose pods run in another cluster by this service."""
 
     async def prepare(self) -> None:
         """Read what the first Job needs. All jobs wait for it, for a limited time."""
@@ -145,32 +136,6 @@ class Service:
         """Return the values that complete a job that has not started, before its spec is parsed. None: it is complete.
 
         The kernel keeps a copy in the status. Raises: ClusterError, which is no fault.
-        """
-        return None
-
-    async def follow(self, context: PlacementContext) -> float | Refusal | None:
-        """Return the seconds until the next pass over a resource that it manages; None: it runs in no cluster.
-
-        Raises: Refused, ClusterError.
-        """
-        return None
-
-    async def enqueue(self, job: DDPTrainingJob, context: PlacementContext) -> Queued | Refusal:
-        """Queue a job that it manages and that runs in no cluster. The kernel writes the status of one that has not
-        ended. Raises: Refused, ClusterError.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no queue")
-
-    async def admit(self, job: DDPTrainingJob, context: PlacementContext) -> DDPTrainingJob | Refusal:
-        """Return a job that was copied from another cluster as its quota allows. Raises: Refused, ClusterError."""
-        return job
-
-    async def report_pass(
-        self, job: DDPTrainingJob, decision: Decision, children: Children, context: PlacementContext
-    ) -> float | None:
-        """Report the written status of such a copy. Returns the seconds until the next pass; None: at the next event.
-
-        Raises: Refused, ClusterError.
         """
         return None
 
@@ -291,17 +256,6 @@ class Hooks:
         guard = guard_object(snapshot.resource)
         for name, service in self.services.items():
             guard.call(name, "note_status", partial(service.note_status, snapshot, old, new, now), None, default=None)
-
-    def find_manager(self, manager: str) -> str | None:
-        """Return the feature that places the jobs of a manager; None: another controller does."""
-        return next((name for name, service in self.services.items() if service.manages == manager), None)
-
-    async def follow(self, feature: str, context: PlacementContext, faults: Faults) -> float | Refusal | None:
-        """Return when to look again at a resource that runs in another cluster; None: it runs in none."""
-        call = partial(self.services[feature].follow, context)
-        guard = Guard(str(context.key), faults)
-        refused: float | Refusal | None = name_fault(feature)
-        return await guard.wait(feature, "follow", call, Outcome, limit=SECONDS_TO_PLACE, default=refused)
 
     async def find_values(self, key: Key, snapshot: Snapshot, faults: Faults) -> Profile | Refusal | None:
         """Return what completes a job's spec; a refusal while the hook has a fault. None: the spec is complete.
@@ -550,41 +504,6 @@ class JobHooks(PassHooks):
                 return prepared
         return None
 
-    async def enqueue(self, feature: str, context: PlacementContext) -> Queued | Refusal:
-        """Let a feature queue a job that runs in no cluster."""
-        call = partial(self.hooks.services[feature].enqueue, self.job, context)
-        refused: Queued | Refusal = name_fault(feature)
-        return await self.guard.wait(
-            feature, "enqueue", call, Queued | Refusal, limit=SECONDS_TO_PLACE, default=refused
-        )
-
-    async def admit(self, context: PlacementContext) -> DDPTrainingJob | Refusal:
-        """Return a copied job as the features admit it."""
-        job = self.job
-        for name, service in self.hooks.services.items():
-            refused: DDPTrainingJob | Refusal = name_fault(name)
-            call = partial(service.admit, job, context)
-            is_copy = partial(_is_copy, job)
-            kind = DDPTrainingJob | Refusal
-            admitted = await self.guard.wait(
-                name, "admit", call, kind, limit=SECONDS_TO_PLACE, default=refused, is_valid=is_copy
-            )
-            if isinstance(admitted, Refusal):
-                return admitted
-            job = admitted
-        return job
-
-    async def report_pass(self, decision: Decision, children: Children, context: PlacementContext) -> float | None:
-        """Let the features report the written status of a copied job. Returns the seconds until the next pass."""
-        waits: list[float] = []
-        for name, service in self.hooks.services.items():
-            unset: float | None = SECONDS_TO_PLACE  # after a fault
-            call = partial(service.report_pass, self.job, decision, children, context)
-            wait = await self.guard.wait(name, "report_pass", call, float | None, limit=SECONDS_TO_PLACE, default=unset)
-            if wait is not None:
-                waits.append(wait)
-        return min(waits, default=None)
-
     async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
         """Let a feature carry out its action. Raises: Refused, ClusterError."""
         service = self.hooks.services.get(action.feature)
@@ -675,10 +594,6 @@ def _is_own(feature: str, remark: Remark | None) -> bool:
     """Return whether a remark demands no action of another feature."""
     actions = () if remark is None else remark.actions
     return all(action.feature == feature for action in actions if isinstance(action, FeatureAction))
-
-
-def _is_copy(job: DDPTrainingJob, value: DDPTrainingJob | Refusal) -> bool:
-    return isinstance(value, Refusal) or (value.namespace, value.name) == (job.namespace, job.name)
 
 
 def _is_about(kind: str, fact: Fact) -> bool:

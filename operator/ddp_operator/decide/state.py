@@ -280,14 +280,6 @@ class KnownEnds:
     ends: Mapping[str, Termination] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """The status of a job that waits for another cluster, and the seconds until the next pass."""
-
-    status: Status
-    wait: float
-
-
 @dataclass(frozen=True)
 class Observation(Children):
     """The child objects, and what nodes, Events, queues and reports state about them."""

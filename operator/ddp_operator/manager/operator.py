@@ -31,9 +31,9 @@ from ddp_operator.manager.reports import StatusReports
 from ddp_operator.manager.settings import Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.fair_turns import FairTurns
 from ddp_operator.reconcile.lending import lend_worker
+from ddp_operator.reconcile.placing import PlacingReconciler
 from ddp_operator.reconcile.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Operator:
             raise SettingsError(str(error)) from None
         self._services = hooks.services
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, hooks=hooks)
-        self.reconciler = Reconciler(
+        self.reconciler = PlacingReconciler(
             self.cluster,
             turns=FairTurns(),
             progress_interval=settings.progress_interval,

@@ -1,12 +1,12 @@
 """What a pass gives a feature that acts, that observes pods, or that decides where the pods of a job run."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ddp_operator.api.cluster import Cluster, Key, Object
+from ddp_operator.api.cluster import Cluster, Object
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import ConditionStatus, QueueStatus
+from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import Children, Observation, Outcome, QueuePlace
 from ddp_operator.decide.views import PodView
@@ -27,21 +27,6 @@ class ActionContext:
     cluster: Cluster
     turns: Turns
     create_job: Callable[[Object, ResolvedTemplate], Awaitable[Outcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementContext:
-    """A resource in one pass, for a feature that decides in which cluster, and when, its pods run.
-
-    ``conditions``: the types of the features' conditions, each with the status that needs no attention.
-    """
-
-    key: Key
-    resource: Object
-    cluster: Cluster
-    turns: Turns
-    clock: Callable[[], datetime]
-    conditions: Mapping[str, ConditionStatus]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ only the ``Cluster`` protocol, so the same code runs jobs on an API server and o
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,9 +35,8 @@ from ddp_operator.decide.refusals import (
     report_unreadable,
     shorten_status,
 )
-from ddp_operator.decide.state import AT_ONCE, Observation, Refusal
+from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal
 from ddp_operator.decide.writes import is_minor_change
-from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children
@@ -63,6 +62,10 @@ Follow = Callable[[Object, Status, Status, datetime], Sequence[tuple[Object, Eve
 
 Returns Events, each with the object that it is about.
 """
+
+
+ReportPass = Callable[[Decision, Observation], Awaitable[float | None]]
+"""Follows a pass whose status was written. Returns the seconds until the next one; None: at the next event."""
 
 
 class StatusRefused(Exception):
@@ -144,61 +147,23 @@ class Reconciler:
         current = CurrentPass(key, snapshot, self._memory[key], fresh)
         _log_left_out(current)
         if manager is not None:
-            feature = self._hooks.find_manager(manager)
-            if feature is None:
-                return None  # its manager creates the pods and writes the status
-            return await self._run_elsewhere(current, feature)
+            return await self._run_elsewhere(current, manager)
 
         prepared = await self._prepare(current)
         if isinstance(prepared, PassEnd):
             return prepared.requeue_after
         if find_prebuilt_workload(prepared):
-            return await self._reconcile_copy(current, prepared)
+            return await self._run_copy(current, prepared)
         return await self._reconcile_job(current, prepared)
 
-    async def _run_elsewhere(self, current: CurrentPass, feature: str) -> float | None:
-        """Queue a job that a feature runs in another cluster. While it runs there, its status comes from there.
+    async def _run_elsewhere(self, current: CurrentPass, manager: str) -> float | None:
+        """Leave a job to its manager, which creates the pods and writes the status."""
+        return None
 
-        Raises: VersionConflict, ClusterError.
-        """
-        context = self._build_placement(current)
-        followed = await self._hooks.follow(feature, context, current.memory.faults)
-        if isinstance(followed, Refusal):
-            return (await self._refuse(current, followed)).requeue_after
-        if followed is not None:
-            return followed
-
-        prepared = await self._prepare(current)
-        if isinstance(prepared, PassEnd):
-            return prepared.requeue_after
-        job = prepared
-        queued = await self._hooks.observe(job, current.memory.faults).enqueue(feature, context)
-        if is_finished(job.status):  # the other cluster has done what features do
-            ended = await self._turns.run(Payer(job.namespace), decide, job, Observation(), self._clock())
-            await self._executor.execute(job, Observation(), ended.actions, current.memory)
-            self._forget(current.key)
-            return ended.requeue_after
-        if isinstance(queued, Refusal):
-            return (await self._refuse(current, queued)).requeue_after
-        await self._write(current, job.status, queued.status)
-        return queued.wait
-
-    async def _reconcile_copy(self, current: CurrentPass, job: DDPTrainingJob) -> float | None:
-        """Reconcile a job that was copied from another cluster, whose quota a feature reads.
-
-        Raises: VersionConflict, ClusterError.
-        """
-        context = self._build_placement(current)
-        admitted = await self._hooks.observe(job, current.memory.faults).admit(context)
-        if not isinstance(admitted, Refusal) and find_prebuilt_workload(admitted):
-            admitted = Refusal(c.FEATURE_FAULT, "no feature of this operator admits jobs that Kueue has copied")
-        if isinstance(admitted, Refusal):
-            return (await self._refuse(current, admitted)).requeue_after
-        return await self._reconcile_job(current, admitted, context)
-
-    def _build_placement(self, current: CurrentPass) -> PlacementContext:
-        conditions = self._hooks.conditions
-        return PlacementContext(current.key, current.resource, self._cluster, self._turns, self._clock, conditions)
+    async def _run_copy(self, current: CurrentPass, job: DDPTrainingJob) -> float | None:
+        """Refuse a job that was copied from another cluster, and whose quota is unknown. Raises: as ``_run_pass``."""
+        refusal = Refusal(c.FEATURE_FAULT, "no feature of this operator admits jobs that Kueue has copied")
+        return (await self._refuse(current, refusal)).requeue_after
 
     async def _prepare(self, current: CurrentPass) -> DDPTrainingJob | PassEnd:
         """Return the typed job. Raises: as ``_run_pass``."""
@@ -246,11 +211,11 @@ class Reconciler:
             return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
 
     async def _reconcile_job(
-        self, current: CurrentPass, job: DDPTrainingJob, placement: PlacementContext | None = None
+        self, current: CurrentPass, job: DDPTrainingJob, report: ReportPass | None = None
     ) -> float | None:
         """Observe, decide, execute and write the status. Returns the seconds until the next pass.
 
-        ``placement``: of a job that was copied from another cluster. Raises: VersionConflict, ClusterError.
+        ``report``: follows the written status. Raises: VersionConflict, ClusterError.
         """
         memory = current.memory
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
@@ -275,7 +240,7 @@ class Reconciler:
 
         status = record_children(decision.status, memory)
         postponed = await self._write(current, job.status, status)
-        recheck = None if placement is None else await hooks.report_pass(decision, observation, placement)
+        recheck = None if report is None else await report(decision, observation)
         if is_finished(status):
             self._forget(current.key)
         delays = (decision.requeue_after, wait, observation.recheck_after, postponed, recheck)

@@ -18,8 +18,7 @@ from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
-from ddp_operator.decide.hooks import Service
-from ddp_operator.decide.state import AT_ONCE, Children, Decision, Queued, Refusal
+from ddp_operator.decide.state import AT_ONCE, Children, Decision, Refusal
 from ddp_operator.features.multikueue.admission import (
     build_edits,
     build_release,
@@ -31,8 +30,8 @@ from ddp_operator.features.multikueue.admission import (
     list_flavors,
 )
 from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods, workload_name
-from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.limits import seconds_since
+from ddp_operator.reconcile.placing import PlacementContext, PlacingService, Queued
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
 from ddp_operator.reconcile.turns import Payer
 
@@ -67,7 +66,7 @@ class AdmittedCopy:
         return self.generation != job.generation or seconds_since(self.time, now) >= interval * _EARLY
 
 
-class MultiKueue(Service):
+class MultiKueue(PlacingService):
     """The jobs of one cluster that MultiKueue runs in another one, or has copied from another one.
 
     ``is_worker``: whether jobs of this cluster may become the owners of Workloads. A restart may lose its memory.

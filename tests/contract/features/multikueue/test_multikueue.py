@@ -22,6 +22,7 @@ from ddp_operator.features.multikueue import FEATURE, service
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
+from ddp_operator.reconcile.placing import PlacingReconciler
 from ddp_operator.reconcile.reconciler import Reconciler
 from ddp_operator.reconcile.turns import Turns
 from tests.support import PATIENCE, ROOT
@@ -37,7 +38,7 @@ PLACES = ("standin", pytest.param("control-plane", marks=[pytest.mark.apiserver,
 
 def start_operator(cluster: KubeCluster, *, is_worker: bool) -> Reconciler:
     """Return an operator with this feature."""
-    return Reconciler(
+    return PlacingReconciler(
         cluster, turns=Turns(), hooks=Hooks([FEATURE], {FEATURE.name: service.MultiKueue(is_worker=is_worker)})
     )
 
