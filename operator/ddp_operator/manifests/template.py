@@ -1,10 +1,10 @@
 """Check the pod template, which CEL rules cannot read, and resolve it for the builders.
 
-The checks cover errors that would otherwise appear late or never (a sidecar that keeps the Job running, a rank variable
-that torchrun overwrites). The API server's dry run checks everything else.
+The checks cover what the builders read, and what would make a job that never works (a sidecar that keeps the Job
+running, a rank variable that torchrun overwrites). The feature ``early_checks`` and the API server check all else.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,15 +15,12 @@ from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, parse_quantity
 from ddp_operator.api.schema import Check, call_if_asked
-from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 
 _POD = "spec.template.spec"
 MAX_TEXT: Final = 131_071
 """Bytes of one argument, or of one variable with its name: MAX_ARG_STRLEN of Linux without the terminating zero."""
-_INTO_FILE: Final = "put it into a file: use `ddp submit --workdir`, mount a ConfigMap, or copy it into the image"
-_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     trainer = pod["containers"][index]
     path = f"{_POD}.containers[{index}]"
 
-    errors += _check_pod(pod, spec)
-    errors += _check_trainer(trainer, path, job)
+    errors += _check_trainer(trainer, path)
     if spec.checkpoint is not None:
         errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
     owned_errors = list(check_owned_fields(job, pod, trainer))
@@ -84,7 +80,6 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     except InvalidCommand as error:
         if not owned_errors:  # such as a misspelled field, which explains a missing command better
             errors.append(FieldError(f"{path}.command", str(error)))
-    errors += _check_scheduling(job, pod)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
@@ -172,8 +167,6 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
         if not _is_list_of_objects(container.get(part)):
             example = "; write {name: NAME, value: TEXT} for each variable" if part == "env" else ""
             yield FieldError(f"{path}.{part}", f"must be a list of objects{example}")
-        elif part == "env":
-            yield from _check_variables(container.get(part) or (), f"{path}.{part}")
     yield from _check_members(container, "resources", ("limits", "requests"), path)
     yield from _check_members(container, "securityContext", ("capabilities",), path)
 
@@ -192,35 +185,18 @@ def _check_members(owner: Mapping[str, Any], part: str, members: Sequence[str], 
 
 
 def _check_arguments(value: Any, path: str) -> Iterator[FieldError]:
-    """Check the type of a command or its arguments, and the length of each."""
+    """Check the type of a command or its arguments."""
     if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
         message = (
             "must be a list of strings; split it and quote numbers and booleans, for example "
             '[python, train.py, --lr, "0.1"]'
         )
         yield FieldError(path, message)
-        return
-    for index, argument in enumerate(value or ()):
-        size = len(argument.encode(errors="replace"))
-        if size > MAX_TEXT:
-            yield FieldError(f"{path}[{index}]", _describe_size(size, "argument"))
-
-
-def _check_variables(variables: Iterable[Mapping[str, Any]], path: str) -> Iterator[FieldError]:
-    """Check the length of each variable."""
-    for index, variable in enumerate(variables):
-        size = measure_variable(variable)
-        if size > MAX_TEXT:
-            yield FieldError(f"{path}[{index}].value", _describe_size(size, "variable with its name"))
 
 
 def measure_variable(variable: Mapping[str, Any]) -> int:
     """Return the bytes that a variable takes when a program starts."""
     return len(f"{variable.get('name')}={variable.get('value') or ''}".encode(errors="replace"))
-
-
-def _describe_size(size: int, subject: str) -> str:
-    return f"has {size:,} bytes, and Linux allows {MAX_TEXT:,} for one {subject}; {_INTO_FILE}"
 
 
 def _is_list_of_objects(value: Any) -> bool:
@@ -246,47 +222,7 @@ def _find_trainer(containers: list[Mapping[str, Any]]) -> int | FieldError:
     return FieldError(f"{_POD}.containers[{sidecar}]", message)
 
 
-def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
-    for name, remedy in (
-        ("subdomain", "is set by the operator; remove it"),
-        ("hostname", "is set by the Job controller; remove it"),
-        ("activeDeadlineSeconds", "set spec.activeDeadlineSeconds instead"),
-    ):
-        if pod.get(name) is not None:
-            yield FieldError(f"{_POD}.{name}", remedy, pod[name])
-    if pod.get("restartPolicy") not in (None, "Never"):
-        message = "must be Never, because spec.recovery configures restarts; remove it"
-        yield FieldError(f"{_POD}.restartPolicy", message, pod["restartPolicy"])
-    names = [volume["name"] for volume in pod.get("volumes") or []]
-    for reserved in constants.VOLUMES:
-        if reserved in names:
-            path = f"{_POD}.volumes[{names.index(reserved)}].name"
-            yield FieldError(path, "is reserved for the operator; choose another name", reserved)
-    yield from _check_container_ports(pod, spec)
-
-
-def _check_container_ports(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
-    """Refuse ports that the operator declares."""
-    operator_ports = {spec.rendezvous.port: "spec.rendezvous.port", spec.metrics.port: "spec.metrics.port"}
-    for part in ("containers", "initContainers"):
-        for container_index, container in enumerate(pod.get(part) or []):
-            for index, port in enumerate(container.get("ports") or []):
-                number = port.get("containerPort")
-                if isinstance(number, int) and number in operator_ports:
-                    path = f"{_POD}.{part}[{container_index}].ports[{index}].containerPort"
-                    message = (
-                        f"is the port of {operator_ports[number]}, which the operator declares; remove it, or change "
-                        "one of the two"
-                    )
-                    yield FieldError(path, message, number)
-
-
-def _check_trainer(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> Iterator[FieldError]:
-    taken = job.schema.list_mounts(job)
-    for index, port in enumerate(trainer.get("ports") or []):
-        if port.get("name") in constants.PORT_NAMES:
-            message = "is the name of a port that the operator declares; rename it"
-            yield FieldError(f"{path}.ports[{index}].name", message, port["name"])
+def _check_trainer(trainer: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if not isinstance(trainer.get("image"), str) or not trainer["image"]:
         yield FieldError(f"{path}.image", "Required value: needs an image with Python and torch; add it")
     for index, env in enumerate(trainer.get("env") or []):
@@ -297,36 +233,9 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -
             message = "is reserved: torchrun and the operator set it; remove it"
             yield FieldError(f"{path}.env[{index}].name", message, name)
     for index, mount in enumerate(trainer.get("volumeMounts") or []):
-        error = _check_mount_path(mount.get("mountPath"), f"{path}.volumeMounts[{index}].mountPath", job.spec, taken)
-        if error is not None:
-            yield error
-
-
-def _check_mount_path(mount_path: Any, path: str, spec: Spec, taken: Mapping[str, str]) -> FieldError | None:
-    """Return the refusal of a mount path that the operator uses. ``path``: of the field; ``taken``: by features."""
-    if not isinstance(mount_path, str):
-        return FieldError(path, "Required value: every mount needs a path; add it")
-    folder = mount_path.rstrip("/")
-    if folder in _OPERATOR_FOLDERS:
-        return FieldError(path, "is reserved for the operator; choose another path", mount_path)
-    if folder in taken:
-        message = f"is the folder of {taken[folder]}; remove this mount or change that field"
-        return FieldError(path, message, mount_path)
-    if spec.checkpoint and spec.checkpoint.claim_name and folder == spec.checkpoint.path.rstrip("/"):
-        message = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
-        return FieldError(path, message, mount_path)
-    return None
-
-
-def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[FieldError]:
-    spec = job.spec
-    for value, field in (
-        (spec.scheduling.scheduler_name, "schedulerName"),
-        (spec.scheduling.priority_class_name, "priorityClassName"),
-    ):
-        if value is not None and pod.get(field):
-            message = f"is also set in {_POD}.{field}; remove one of the two"
-            yield FieldError(f"spec.scheduling.{field}", message, value)
+        if not isinstance(mount.get("mountPath"), str):
+            mount_path = f"{path}.volumeMounts[{index}].mountPath"
+            yield FieldError(mount_path, "Required value: every mount needs a path; add it")
 
 
 def _resolve_nproc(

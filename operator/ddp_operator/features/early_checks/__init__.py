@@ -17,6 +17,7 @@ from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.features.early_checks.containers import check_containers
 from ddp_operator.features.early_checks.log_patterns import check_log_patterns
+from ddp_operator.features.early_checks.template import check_template
 from ddp_pod.contract.numbers import parse_count
 
 
@@ -26,6 +27,7 @@ class NoFields(SpecFields, frozen=True, kw_only=True):
 
 def check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Yield the refusals of a job."""
+    yield from check_template(job, pod, trainer)
     yield from check_containers(pod, POD)
     if not trainer.get("command") and not trainer.get("args"):
         # They may be missing because of a misspelled field: the API server stores unknown template fields.

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api import child_names
 from ddp_operator.decide.state import DeleteJob, RelabelJob
 from tests.support.builders import child_job, template
-from tests.support.planned_children import pod_of, refusal
+from tests.support.planned_children import pod_of
 from tests.unit.ddp_operator.decide.test_decide import run
 
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
@@ -21,15 +21,6 @@ class TestPlacement:
         assert (mine, pod["affinity"]["nodeAffinity"]) == ("mine", {"a": 1})
         assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
         assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
-
-
-class TestSchedulingRefusals:
-    def test_value_in_two_places(self) -> None:
-        words = refusal(scheduling={"schedulerName": "a"}, template=template(schedulerName="b"))
-        assert words.startswith("spec.scheduling.schedulerName:")
-        assert "spec.template.spec.schedulerName; remove one of the two" in words
-        words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
-        assert words.startswith("spec.scheduling.priorityClassName:")
 
 
 def test_scheduler_of_job_is_that_of_pods() -> None:

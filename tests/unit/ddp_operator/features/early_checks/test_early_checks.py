@@ -10,7 +10,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.early_checks import FEATURE, log_patterns
-from ddp_operator.manifests.template import resolve_template
+from ddp_operator.manifests.template import MAX_TEXT, resolve_template
 from tests.support.builders import job, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -85,3 +85,68 @@ def test_kueue_min_parallelism_without_elastic_job_is_refused(fewest: str) -> No
     else:
         [words] = refusal(template(), annotations=few, nodes=4, elastic=elastic)
         assert "must be at least spec.elastic.minNodes (2)" in words
+
+
+class TestLength:
+    """Linux starts no program with a longer argument or variable."""
+
+    @pytest.mark.parametrize("part", ["command", "args"])
+    def test_longest_argument_is_accepted_and_longer_one_refused(self, part: str) -> None:
+        longest = "x" * MAX_TEXT
+        assert resolve_template(job(template=template(trainer(**{part: ["python", "a.py", longest]}))))
+        [message] = refusal(template(trainer(**{part: ["python", "a.py", longest + "x"]})))
+        assert message.startswith(
+            f"spec.template.spec.containers[0].{part}[2]: has 131,072 bytes, and Linux allows 131,071 for one "
+            "argument; put it into a file: use `ddp submit --workdir`, mount a ConfigMap"
+        )
+
+    def test_longest_variable_is_accepted_and_longer_one_refused(self) -> None:
+        longest = {"name": "A", "value": "é" * ((MAX_TEXT - 2) // 2)}
+        assert resolve_template(job(template=template(trainer(env=[longest]))))
+        sidecar = {"name": "b", "image": "x", "env": [{"name": "AB", "value": longest["value"] + "x"}]}
+        [message] = refusal(template(initContainers=[sidecar]))
+        assert message.startswith("spec.template.spec.initContainers[0].env[0].value: has 131,072 bytes, and Linux")
+
+
+class TestReserved:
+    @pytest.mark.parametrize(
+        ("made", "words"),
+        [
+            (template(subdomain="x"), "is set by the operator; remove it"),
+            (template(hostname="x"), "is set by the Job controller; remove it"),
+            (template(activeDeadlineSeconds=3), "set spec.activeDeadlineSeconds instead"),
+            (
+                template(restartPolicy="OnFailure"),
+                "must be Never, because spec.recovery configures restarts; remove it",
+            ),
+            (template(volumes=[{"name": "ddp-shm"}]), "is reserved for the operator; choose another"),
+            (
+                template(trainer(volumeMounts=[{"mountPath": "/opt/ddp-operator/"}])),
+                "is reserved for the operator; choose another",
+            ),
+            (template(trainer(ports=[{"containerPort": 29400}])), "is the port of spec.rendezvous.port"),
+            (template(trainer(ports=[{"containerPort": 9400}])), "is the port of spec.metrics.port"),
+            (template(trainer(ports=[{"containerPort": 1, "name": "metrics"}])), "is the name of a port"),
+            (
+                template(initContainers=[{"name": "a", "ports": [{"containerPort": 9400}]}]),
+                "is the port of spec.metrics",
+            ),
+        ],
+    )
+    def test_operator_owned_fields_are_refused(self, made: Any, words: str) -> None:
+        [message] = refusal(made)
+        assert words in message
+
+    def test_mount_at_checkpoint_path_is_refused(self) -> None:
+        made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
+        [message] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
+        assert "spec.checkpoint.claimName is mounted there" in message
+        assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
+
+
+def test_scheduling_in_two_places_is_refused() -> None:
+    [words] = refusal(template(schedulerName="b"), scheduling={"schedulerName": "a"})
+    assert words.startswith("spec.scheduling.schedulerName:")
+    assert "spec.template.spec.schedulerName; remove one of the two" in words
+    [words] = refusal(template(priorityClassName="a"), scheduling={"priorityClassName": "a"})
+    assert words.startswith("spec.scheduling.priorityClassName:")
