@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
-from ddp_operator.api.kubeobjects import find_metrics_port
+from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import Status
 from ddp_operator.features.lost_nodes.contacts import fetch_peers
 from ddp_operator.features.lost_nodes.evidence import SILENT_SECONDS, LeaseAge

@@ -17,7 +17,7 @@ from ddp_cli.client.logs import Follower, Line, read_newest
 from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
 from ddp_cli.view.display import Display, choose_display
 from ddp_cli.view.why import Why
-from ddp_operator.api.kubeobjects import find_worker_cluster
+from ddp_operator.api.resources import find_worker_cluster
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
 from ddp_operator.api.stored_fields import read_status
 

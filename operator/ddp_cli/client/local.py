@@ -26,7 +26,8 @@ from ddp_cli.local.machine import ENV_PYTHON, find_gpus
 from ddp_cli.view.why import Why, explain_why, keep_local_advice
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.kubeobjects import count_pod_gpus, utc_now
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.features import SCHEMA
 
 _POLL_SECONDS: Final = 0.2

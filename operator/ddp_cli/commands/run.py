@@ -164,8 +164,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_cli.local.runner import LocalRunPlan
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
-    from ddp_operator.api.kubeobjects import count_pod_gpus
     from ddp_operator.api.parse import parse_resource
+    from ddp_operator.api.resources import count_pod_gpus
     from ddp_operator.features import SCHEMA
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template

@@ -14,7 +14,8 @@ from ddp_cli.local.machine import LOOPBACK_VARIABLES
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.job import JobSize
-from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, is_gpu
+from ddp_operator.api.kubeobjects import find_trainer, is_gpu
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 from ddp_pod.contract.processes import read_cpu_quota
 

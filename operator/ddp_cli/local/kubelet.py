@@ -17,7 +17,7 @@ from ddp_cli.local.shared_memory import SharedMemory
 from ddp_cli.local.store import Store, grace_of
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
-from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.resources import count_pod_gpus
 
 # The exit code with which container runtimes report a process that did not start.
 START_ERROR_CODE: Final = 128

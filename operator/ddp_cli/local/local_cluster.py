@@ -15,9 +15,10 @@ from ddp_cli.local.kubelet import Kubelet
 from ddp_cli.local.store import Store, grace_of, place_of
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
-from ddp_operator.api.cluster import ChildKind, Event, Key, Object, Snapshot, claim_of, controller_of
+from ddp_operator.api.cluster import ChildKind, Event, Key, Object, Snapshot, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, Refused, VersionConflict
 from ddp_operator.api.kubeobjects import find_trainer, utc_now
+from ddp_operator.api.resources import claim_of
 from ddp_operator.features import SCHEMA
 from ddp_operator.kube.scrape import fetch_report
 from ddp_operator.manifests.children import build_pod

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ddp_operator.api.kubeobjects import find_foreign_manager
-
 Object = Mapping[str, Any]
 """One Kubernetes object as JSON. Do not mutate it after it was passed on."""
 
@@ -43,22 +41,8 @@ class Snapshot:
     """The children of features that all attempts share, as ``services``."""
 
 
-def claim_of(resource: Object) -> str | None:
-    """Return the claim or the URL of a resource's checkpoints, from its spec and the profile in its status.
-
-    A job of another controller has none: its pods run elsewhere.
-    """
-    if find_foreign_manager(resource) is not None:
-        return None
-    profile_job = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
-    own_checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
-    checkpoint = {**(profile_job.get("checkpoint") or {}), **own_checkpoint}
-    claim = checkpoint.get("claimName") or checkpoint.get("url")
-    return claim if isinstance(claim, str) else None
-
-
 def name_claim(claim: str) -> str:
-    """Return the text for a result of ``claim_of`` in a message."""
+    """Return the text for a result of ``resources.claim_of`` in a message."""
     return claim if "://" in claim else f"claim {claim}"
 
 

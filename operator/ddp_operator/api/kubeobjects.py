@@ -8,10 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ddp_operator.api.constants import (
-    ANNOTATION_CLUSTER,
     CONTROLLER_NAME,
-    DEFAULT_METRICS_PORT,
-    MULTIKUEUE,
     TRAINER_CONTAINER,
 )
 
@@ -79,12 +76,6 @@ def find_trainer(pod: Mapping[str, Any]) -> Any:
     return next((item for item in containers if item.get("name") == TRAINER_CONTAINER), containers[0])
 
 
-def find_metrics_port(resource: Mapping[str, Any]) -> int:
-    """Return the port of the reports of a training job's pods."""
-    port = _mapping(_mapping(resource.get("spec")).get("metrics")).get("port")
-    return port if isinstance(port, int) else DEFAULT_METRICS_PORT
-
-
 def parse_quantity(value: Any) -> Decimal | None:
     """Return a quantity as a number, or None where it is not one."""
     text = str(value) if isinstance(value, str | int | float) else ""
@@ -102,11 +93,6 @@ def count_gpus(resources: Mapping[str, Any]) -> int:
         if is_gpu(str(name)):
             gpus += max(0, int(parse_quantity(value) or 0))
     return min(gpus, _MAX_GPUS)
-
-
-def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs the containers of a pod request together."""
-    return sum(count_gpus(container.get("resources") or {}) for container in pod_spec.get("containers") or ())
 
 
 def scheduling_gates(pod: Mapping[str, Any]) -> tuple[str, ...]:
@@ -142,10 +128,3 @@ def find_foreign_manager(resource: Mapping[str, Any]) -> str | None:
     """Return the controller that spec.managedBy names, or None for a job of this operator."""
     manager = (resource.get("spec") or {}).get("managedBy")
     return None if manager in (None, CONTROLLER_NAME) else str(manager)
-
-
-def find_worker_cluster(resource: Mapping[str, Any]) -> str:
-    """Return the cluster in which MultiKueue runs a job, or ran it; empty: it has selected none, or is not asked."""
-    if find_foreign_manager(resource) != MULTIKUEUE:
-        return ""
-    return str((resource["metadata"].get("annotations") or {}).get(ANNOTATION_CLUSTER) or "")

@@ -27,14 +27,6 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def format_estimate(seconds: float) -> str:
-    """Return an estimated duration as text, without more digits than an estimate has: 1m, 40m, 3h, 2d."""
-    minutes = max(1, round(seconds / 60))
-    if minutes < 100:
-        return f"{minutes}m"
-    return f"{round(minutes / 60)}h" if minutes < 48 * 60 else f"{round(minutes / 1440)}d"
-
-
 def format_more_pods(number: int, *, preposition: str = "") -> str:
     """Return the pods that a message counts beside the named one, such as `` (and of 2 more pods)``; empty for 0."""
     if not number:

@@ -68,14 +68,6 @@ class RunningInitContainer(NamedTuple):
     is_sidecar: bool
 
 
-class RestartedSidecar(NamedTuple):
-    """A native sidecar that was restarted. ``reason``: of its last end."""
-
-    name: str
-    restarts: int
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of an attempt."""
@@ -128,18 +120,6 @@ class PodView:
             if self.phase == "Pending" and running is not None and not (name in sidecars and container.get("started")):
                 return RunningInitContainer(name, str(running.get("startedAt") or ""), name in sidecars)
         return None
-
-    @property
-    def restarted_sidecars(self) -> tuple[RestartedSidecar, ...]:
-        """The native sidecars that were restarted."""
-        sidecars = list_sidecars(self.raw)
-        restarted = []
-        for container in (self.raw.get("status") or {}).get("initContainerStatuses") or ():
-            restarts = read_int(container.get("restartCount"))
-            if restarts > 0 and container.get("name") in sidecars:
-                ended = (container.get("lastState") or {}).get("terminated") or {}
-                restarted.append(RestartedSidecar(container["name"], restarts, str(ended.get("reason") or "")))
-        return tuple(restarted)
 
     @property
     def alive(self) -> bool:

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object, Snapshot, claim_of
+from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.constants import KIND
+from ddp_operator.api.resources import claim_of
 from ddp_operator.api.size import OMITTED, OVERSIZE
 from ddp_operator.kube.children import CHILD_KINDS, has_metadata_only, key_of, trim_object
 from ddp_operator.kube.incoming import LARGE, omit_large

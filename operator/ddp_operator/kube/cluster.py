@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ddp_operator.api.cluster import Event, Key, Object, Snapshot, claim_of, controller_of
+from ddp_operator.api.cluster import Event, Key, Object, Snapshot, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError, VersionConflict
 from ddp_operator.api.constants import (
     API_VERSION,
@@ -22,6 +22,7 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_time, utc_now
+from ddp_operator.api.resources import claim_of
 from ddp_operator.api.size import OMITTED
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.kube.cache import ObjectCache, build_snapshot

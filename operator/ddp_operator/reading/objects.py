@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from ddp_operator.api import child_names, constants
@@ -131,7 +131,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     scheduled = {} if node_name else conditions.get("PodScheduled") or {}
     unschedulable = scheduled.get("status") == "False"
 
-    trainer = _trainer_state(raw)
+    trainer = find_trainer_state(raw)
     # A waiting sidecar does not block a training container that runs or has ended.
     waits = trainer.get("running") is None and trainer.get("terminated") is None
     waiting_reason, waiting_message = _waiting(status, scheduled) if waits else ("", "")
@@ -217,8 +217,8 @@ def _describe_last_end(container: Mapping[str, Any]) -> str:
     return f"exit code {end.container_exit_code}: {end.message}"
 
 
-def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of the training container."""
+def find_trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the training container, as its pod's status has it; empty: unknown."""
     trainer = find_trainer(raw).get("name")
     for container in (raw.get("status") or {}).get("containerStatuses") or ():
         if container.get("name") == trainer:
@@ -228,22 +228,16 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_end_unseen(raw: Mapping[str, Any]) -> bool:
     """Return whether nobody has seen how the training container ended, neither its launcher nor the runtime."""
-    ended = _trainer_state(raw).get("terminated") or {}
+    ended = find_trainer_state(raw).get("terminated") or {}
     was_evicted = bool((raw.get("status") or {}).get("reason"))
     if ended.get("reason") not in _UNSEEN_REASONS or was_evicted:
         return False
     return decode_object(str(ended.get("message") or ""), names.TERMINATION_MESSAGE_LIMIT) is None
 
 
-def find_trainer_start(raw: Mapping[str, Any]) -> datetime | None:
-    """Return when a pod's training container started, after images, volumes and init containers; None: unknown."""
-    state = _trainer_state(raw)
-    return parse_time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
-
-
 def _read_end(raw: Mapping[str, Any]) -> Termination | None:
     """Return how a pod ended, by its training container, an init container, or the pod's status; None: it has not."""
-    ended = _trainer_state(raw).get("terminated")
+    ended = find_trainer_state(raw).get("terminated")
     if ended:
         eviction = _find_eviction(raw)
         remains = not eviction and not is_taken_away(raw)

@@ -18,11 +18,11 @@ from ..contract.names import (
     ENV_RENDEZVOUS_SECRET,
     ENV_RUN_ID,
     ENV_RUNTIME_DIR,
-    STOPPING_FILE,
 )
 from ..contract.plan import VERSION, decode_plan, from_json
 from ..contract.processes import count_oom_kills, read_cpu_quota
 from .pod import Pod
+from .runtime_files import STOPPING_FILE
 
 _IDENTITY_BYTES: Final = 8
 

@@ -132,12 +132,3 @@ def order_causes(failure: Failure) -> tuple[bool, bool, float]:
     """
     time = math.inf if failure.time is None else failure.time
     return failure.evidence == EVIDENCE_STOPPED, failure.secondary, time
-
-
-class KnownFailure(Exception):
-    """An error whose outcome and remedy are known where it is raised."""
-
-    def __init__(self, message: str, outcome: Outcome, remedy: str = "") -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.remedy = remedy

@@ -40,18 +40,9 @@ CHECK_VARIABLE: Final = "DDP_CHECK"
 OPTIONAL_FEATURES: Final = ("check", "dev", "mirror")
 """Features of the launcher that an archive has only if the job uses them."""
 
-# Files of the runtime directory.
-STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
-RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
-COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
-STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}
 PAGES: Final = ("port", "prom", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the values in its log."""
-CHILD_ERROR: Final = "error"  # the suffix of the file with the exception that ended a process of a rank's program
-ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
-FINISHED: Final = "finished"  # the suffix of the file with the process id of a rank that has run its exit handlers
-MAPPINGS: Final = "maps"  # the suffix of the file with the data files that a rank maps
 
 # Exit codes of the launcher, and of a worker that knows its own category. The launcher maps every other exit code of
 # a worker to one of them. The Job's podFailurePolicy acts on them.
@@ -75,4 +66,3 @@ Held: between two runs of `ddp dev`."""
 STALLED_STATES: Final = ("Stopped", "Behind", "IO", "Busy", "Waiting")
 """Values of the label ``state`` of series.METRIC_STALLED_RANK; ranks for which their peers wait come first."""
 PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce", "transport", "pairs")
-STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from ..base.exceptions import describe
+from ..base.known_failure import KnownFailure
 from ..base.pod import Pod
-from ..contract.failure_record import TYPE_LIMIT, Failure, KnownFailure
+from ..contract.failure_record import TYPE_LIMIT, Failure
 from ..contract.failure_table import CATEGORIES, EXIT_CODES, NETWORK, Outcome
 from ..contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import count_oom_kills

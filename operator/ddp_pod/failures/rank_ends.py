@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from ..base.exceptions import MESSAGE_PART, RANK_PREFIX
 from ..base.files import read_json
 from ..base.pod import Pod, WorkerRecord, list_workers
+from ..base.runtime_files import ENDING
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
-from ..contract.names import ENDING
 from ..contract.processes import name_command, process_state
 from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps

@@ -28,6 +28,7 @@ from ..base.exceptions import (
 )
 from ..base.files import LOCAL_TYPES, read_json
 from ..base.pod import Pod, list_workers
+from ..base.runtime_files import CHILD_ERROR
 from ..contract.failure_record import (
     EVIDENCE_ERROR,
     EVIDENCE_EXIT_CODE,
@@ -49,7 +50,7 @@ from ..contract.failure_table import (
     SIGNIFICANT_SECONDS,
     Outcome,
 )
-from ..contract.names import CHILD_ERROR, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
 from .collective_places import find_main_stack

@@ -7,8 +7,8 @@ from typing import Final
 
 from ..base.files import try_write_json
 from ..base.pod import Pod
+from ..base.runtime_files import RUN_STEP_FILE
 from ..base.service import Service
-from ..contract.names import RUN_STEP_FILE
 from ..contract.plan import WatchdogConfig
 from ..contract.progress import RankProgress
 from .rank_progress import RankReader

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..base.files import log, read_json
 from ..base.pod import Pod
-from ..contract.names import PAGES, STACK_LIMIT
+from ..base.runtime_files import STACK_LIMIT
+from ..contract.names import PAGES
 from ..contract.progress import RankProgress
 from ..contract.records import read_record
 from ..rank.counters import CounterMemory, RankCounters

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ..base.files import read_json, try_write_json
 from ..base.pod import Pod, WorkerRecord
-from ..contract.names import PAGES, STEP_HINT_FILE
+from ..base.runtime_files import STEP_HINT_FILE
+from ..contract.names import PAGES
 from ..rank.counters import RankCounters
 from .line_steps import Count, find_counts
 from .log_patterns import LogLines

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ..base.files import read_json
-from ..contract.names import CHILD_ERROR
+from ..base.runtime_files import CHILD_ERROR
 
 
 def record_uncaught(runtime: str, local_rank: int) -> None:

@@ -7,7 +7,7 @@ import os
 from array import array
 from typing import Any
 
-from ..contract.names import COUNTERS_FILE
+from ..base.runtime_files import COUNTERS_FILE
 from .counters import (
     COUNTED,
     FIRST_STEP,

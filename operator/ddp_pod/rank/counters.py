@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..contract.names import COUNTERS_FILE
+from ..base.runtime_files import COUNTERS_FILE
 
 _COUNTS = 32
 FEATURE_NUMBERS = 384

@@ -8,7 +8,7 @@ import os
 from typing import Final, NamedTuple
 
 from ..base.files import read_json, try_write_json
-from ..contract.names import MAPPINGS
+from ..base.runtime_files import MAPPINGS
 
 _MOST_MAPPINGS: Final = 4096  # read of one process
 _MOST_FILES: Final = 256  # kept of one process

@@ -13,17 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
-from ..contract.names import (
-    CHILD_ERROR,
-    ENDING,
-    ENV_AGENT_PID,
-    ENV_LAUNCHER_CONFIG,
-    ENV_RANK_FEATURES,
-    ENV_RUNTIME_DIR,
-    FINISHED,
-    MAPPINGS,
-    PAGES,
-)
+from ..base.runtime_files import CHILD_ERROR, ENDING, FINISHED, MAPPINGS
+from ..contract.names import ENV_AGENT_PID, ENV_LAUNCHER_CONFIG, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counter_slots, counters
 from .failing_code import find_failing_code

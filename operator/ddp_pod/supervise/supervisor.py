@@ -12,15 +12,10 @@ from typing import Any
 
 from ..base.files import log, try_write_json
 from ..base.pod import Pod
+from ..base.runtime_files import STOPPING_FILE
 from ..base.service import Answer, Ending, Service
 from ..contract.failure_record import Failure
-from ..contract.names import (
-    ENV_LIFELINE_FD,
-    ENV_PORT_FILE,
-    LAUNCHER_PHASES,
-    STOPPING_FILE,
-    TERMINATION_MESSAGE_LIMIT,
-)
+from ..contract.names import ENV_LIFELINE_FD, ENV_PORT_FILE, LAUNCHER_PHASES, TERMINATION_MESSAGE_LIMIT
 from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from ..contract.progress import RankProgress
 from ..contract.report import PodReport

@@ -19,9 +19,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ..base.files import log
+from ..base.known_failure import KnownFailure
 from ..base.pod import Pod
-from ..contract.failure_record import Failure, KnownFailure, RankEnd
-from ..contract.names import STOPPING_FILE
+from ..base.runtime_files import STOPPING_FILE
+from ..contract.failure_record import Failure, RankEnd
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.collective_places import RankPlace
 from ..failures.kinds import OTHER_SIZES

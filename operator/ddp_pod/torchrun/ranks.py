@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
 from ..base.files import log, read_json
-from ..contract.names import FINISHED
+from ..base.runtime_files import FINISHED
 from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, kill_group, process_state
 from ..failures.text import is_native_crash
 from .fork_server import RankForker

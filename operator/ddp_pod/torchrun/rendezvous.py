@@ -27,8 +27,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from torch.distributed.elastic.rendezvous import api
 
 from ..base.files import log
+from ..base.known_failure import KnownFailure
 from ..base.pod import Pod
-from ..contract.failure_record import KnownFailure
 from ..contract.failure_table import PREEMPTED, Outcome
 from ..contract.names import EXIT_PREEMPTED
 from .membership import GroupSize, Heartbeats, Registration, Seats, choose_members

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..base.files import read_json
 from ..base.pod import Pod
+from ..base.runtime_files import RUN_STEP_FILE
 from ..contract.failure_record import RankEnd
-from ..contract.names import RUN_STEP_FILE
 from ..contract.records import read_record, to_json
 from ..failures.collective_places import RankPlace, find_lost_places, read_places
 from ..failures.worker_failure import read_recorded_failures

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..contract.failure_record import KnownFailure
+from ..base.known_failure import KnownFailure
 from ..contract.failure_table import NETWORK, Outcome
 from ..contract.names import EXIT_RETRYABLE
 from ..contract.processes import read_memory_limit

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_operator.api.texts import format_duration, format_estimate, format_more_pods
+from ddp_operator.api.texts import format_duration, format_more_pods
 
 
 @pytest.mark.parametrize(
@@ -12,14 +12,6 @@ from ddp_operator.api.texts import format_duration, format_estimate, format_more
 )  # fmt: skip
 def test_duration_has_two_greatest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-9, "1m"), (20, "1m"), (2394, "40m"), (5900, "98m"), (24_000, "7h"), (4e5, "5d")],
-)
-def test_estimate_has_no_more_digits_than_it_is_worth(seconds: float, text: str) -> None:
-    assert format_estimate(seconds) == text
 
 
 @pytest.mark.parametrize(

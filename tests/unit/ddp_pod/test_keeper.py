@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_pod.contract.names import RUN_STEP_FILE
+from ddp_pod.base.runtime_files import RUN_STEP_FILE
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.progress.keeper import ProgressKeeper, find_interval
 from ddp_pod.progress.rank_progress import RankReader

@@ -10,8 +10,8 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
+from ddp_pod.base.runtime_files import RUN_STEP_FILE
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.names import RUN_STEP_FILE
 from ddp_pod.failures.collective_places import RankPlace
 from ddp_pod.torchrun import round_state
 from ddp_pod.torchrun.part import RoundExchange

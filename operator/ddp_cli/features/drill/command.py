@@ -29,8 +29,8 @@ from ddp_cli.features.drill.pods import RunEnded, build_probe_command, execute_i
 from ddp_cli.features.drill.recovery import MeasuredRecovery, Sample, describe_loss, measure, parse_sample
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.terminal import print_text
-from ddp_operator.api.kubeobjects import find_metrics_port
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template

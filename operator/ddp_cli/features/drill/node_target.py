@@ -16,8 +16,8 @@ from ddp_cli.features.drill.lost_node import ChosenPod, JobFacts, Sighting
 from ddp_cli.features.drill.pods import RunEnded, build_probe_command, execute_in_pod
 from ddp_cli.features.drill.recovery import parse_sample
 from ddp_operator.api.cluster import Object
-from ddp_operator.api.kubeobjects import find_metrics_port
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
 from ddp_cli.features.ui.run import RecordedRun
+from ddp_cli.view.texts import format_estimate
 from ddp_cli.view.why import Why, has_diverged, name_stragglers
-from ddp_operator.api.kubeobjects import count_pod_gpus, parse_time
+from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.status import ENDED_PHASES, Condition, Progress, QueueStatus, Status
-from ddp_operator.api.texts import format_estimate
 from ddp_operator.decide import conditions as c
 
 _NEWS: Final = timedelta(days=1)

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.faults import contain
-from ddp_operator.api.kubeobjects import find_metrics_port, utc_now
+from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import Status
 from ddp_operator.decide.avoidance import list_awaited_nodes
 from ddp_operator.decide.hooks import Service

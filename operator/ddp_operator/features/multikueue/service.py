@@ -14,8 +14,8 @@ from ddp_operator.api.cluster import Cluster, Key, Object, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload, owner_reference
-from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.resources import find_worker_cluster
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.state import AT_ONCE, Children, Decision, Refusal

@@ -10,7 +10,7 @@ from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.constants import PREFLIGHT_CHECKS
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.rule_builders import read_or_default, require, require_between
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields

@@ -4,10 +4,10 @@ A span is exported when it ends, so neither the status nor the operator's memory
 of a status is written once, so a restarted operator repeats no span.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from ddp_operator.api.cluster import Snapshot, controller_of
 from ddp_operator.api.kubeobjects import parse_time, truncate
@@ -16,7 +16,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.failures import describe_failure
 from ddp_operator.decide.views import Pods
-from ddp_operator.reading.objects import find_trainer_start, view_pod
+from ddp_operator.reading.objects import find_trainer_state, view_pod
 
 JOB: Final = "job"
 """The span of the whole job, the parent of the others."""
@@ -99,7 +99,7 @@ def _list_start(snapshot: Snapshot, status: Status, end: datetime, attributes: A
     moments = {
         "queue": parse_time((job.get("status") or {}).get("startTime")),
         "schedule": _find_last([pod.started for pod in pods], status.attempt_nodes),
-        "pull": _find_last([find_trainer_start(pod.raw) for pod in pods], status.attempt_nodes),
+        "pull": _find_last([_find_trainer_start(pod.raw) for pod in pods], status.attempt_nodes),
         "rendezvous": end,
     }
     joining = status.condition(c.RENDEZVOUSED)
@@ -139,3 +139,9 @@ def _build_restart(restart: LastRestart, status: Status, now: datetime, attribut
     failure = status.last_failure
     error = describe_failure(failure) if failure is not None and failure.category == restart.cause else ""
     return Span("restart", restart.time, end, attributes | details, error)
+
+
+def _find_trainer_start(raw: Mapping[str, Any]) -> datetime | None:
+    """Return when a pod's training container started, after images, volumes and init containers; None: unknown."""
+    state = find_trainer_state(raw)
+    return parse_time((state.get("running") or state.get("terminated") or {}).get("startedAt"))

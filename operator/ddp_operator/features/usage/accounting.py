@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, truncate
+from ddp_operator.api.kubeobjects import find_trainer, truncate
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c

@@ -6,10 +6,10 @@ Workloads of objects that do not start, and names the objects behind a pod's vol
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
@@ -23,7 +23,7 @@ from ddp_operator.decide.conditions import QUEUE_REASONS, Fact
 from ddp_operator.decide.kueue import is_queued, is_resize_waiting, waits_in_queue
 from ddp_operator.decide.scheduling import PATIENCE
 from ddp_operator.decide.state import Observation, Problem
-from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.views import JobView, PodView, list_sidecars, read_int
 from ddp_operator.features.waiting.polling import waits_for_volume
 from ddp_operator.features.waiting.reading import find_place
 from ddp_operator.reading.events import SCHEDULER_EVENT
@@ -137,7 +137,7 @@ def _describe_sidecars(pods: Iterable[PodView]) -> str:
         (sidecar.restarts, pod.name, sidecar.name, sidecar.reason)
         for pod in pods
         if pod.alive
-        for sidecar in pod.restarted_sidecars
+        for sidecar in list_restarted_sidecars(pod.raw)
     ]
     if not restarted:
         return ""
@@ -248,3 +248,23 @@ def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
     verb = "wait" if len(edits) > 1 else "waits"
     commands = f"ddp suspend {job.name}, then ddp resume {job.name}"
     return f"; {' and '.join(edits)} {verb}, because the queue would stop running pods; to apply: {commands}"
+
+
+class RestartedSidecar(NamedTuple):
+    """A native sidecar that was restarted. ``reason``: of its last end."""
+
+    name: str
+    restarts: int
+    reason: str
+
+
+def list_restarted_sidecars(raw: Mapping[str, Any]) -> tuple[RestartedSidecar, ...]:
+    """Return the native sidecars of a pod that were restarted."""
+    sidecars = list_sidecars(raw)
+    restarted = []
+    for container in (raw.get("status") or {}).get("initContainerStatuses") or ():
+        restarts = read_int(container.get("restartCount"))
+        if restarts > 0 and container.get("name") in sidecars:
+            ended = (container.get("lastState") or {}).get("terminated") or {}
+            restarted.append(RestartedSidecar(container["name"], restarts, str(ended.get("reason") or "")))
+    return tuple(restarted)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from ...base.known_failure import KnownFailure
 from ...base.pod import Pod
-from ...contract.failure_record import KnownFailure
 from ...contract.failure_table import NCCL, NETWORK, Category, Outcome
 from ...contract.names import EXIT_RETRYABLE, PREFLIGHT_CHECKS
 from ...contract.plan import PreflightConfig

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from ...base.awake_clock import AwakeClock
 from ...base.files import log, read_json, try_write_json
 from ...base.pod import Pod, WorkerRecord, list_workers
+from ...base.runtime_files import ENDING
 from ...base.service import Answer, Control, Service
 from ...contract.failure_record import Failure
 from ...contract.failure_table import HANG
-from ...contract.names import ENDING, STALLED_STATES
+from ...contract.names import STALLED_STATES
 from ...contract.plan import WatchdogConfig
 from ...contract.processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ...contract.progress import RankProgress

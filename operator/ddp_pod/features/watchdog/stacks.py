@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...base.exceptions import LIBRARY
 from ...base.files import is_own_file, log
 from ...base.pod import Pod, WorkerRecord
-from ...contract.names import STACK_LIMIT
+from ...base.runtime_files import STACK_LIMIT
 from ...contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, find_family, kill, process_state
 from ...failures.rank_ends import PrintedTraceback
 from ...progress.rank_progress import RankReader

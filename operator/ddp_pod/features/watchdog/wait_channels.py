@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state
 from ...failures.text import describe_exit
 from ...network.connections import find_peer
-from .remedies import ANY_CHILD_REMEDY, CHILD_REMEDY, FIFO_REMEDY, FILE_LOCK_REMEDY, OPEN_INPUT_REMEDY, OPEN_PIPE_REMEDY, SERVICE_REMEDY
+from .remedies import (
+    ANY_CHILD_REMEDY,
+    CHILD_REMEDY,
+    FIFO_REMEDY,
+    FILE_LOCK_REMEDY,
+    OPEN_INPUT_REMEDY,
+    OPEN_PIPE_REMEDY,
+    SERVICE_REMEDY,
+)
 
 _MOST_CHILDREN: Final = 8  # of a rank
 _MOST_FILES: Final = 256  # of a process

@@ -17,7 +17,7 @@ from ddp_cli.local.adapt import (
 )
 from ddp_cli.local.machine import find_gpus
 from ddp_cli.local.pods import rewrite_hosts
-from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.resources import count_pod_gpus
 
 CPUS = 8
 PORT = 40000

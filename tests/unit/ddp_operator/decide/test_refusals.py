@@ -10,11 +10,12 @@ import pytest
 
 from ddp_cli.view.why import explain_why
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import Key, claim_of
+from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.resources import claim_of
 from ddp_operator.api.status import RestartCounts, Status
 from ddp_operator.decide.refusals import exclusive_claim, may_have_lost_labels, refuse_second, report_unreadable
 from ddp_operator.kube.cache import ObjectCache

@@ -142,7 +142,6 @@ def test_view_of_trimmed_pod_equals_view_of_whole_pod() -> None:
     fields = [name for name in whole.__slots__ if name != "raw"]
     assert {name: getattr(trimmed, name) for name in fields} == {name: getattr(whole, name) for name in fields}
     assert trimmed.avoided_nodes == whole.avoided_nodes == ("n",)
-    assert trimmed.restarted_sidecars == whole.restarted_sidecars
 
 
 class Lists:

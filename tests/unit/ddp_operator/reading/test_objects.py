@@ -119,7 +119,7 @@ class TestPodView:
             "started": created, "disrupted": False, "waiting_reason": "", "waiting_message": "", "termination": None,
             "trained": False, "disruption": "", "disruption_message": "", "deleted_at": None, "grace_ends": None,
             "unready_since": None, "cut_off_since": None, "unscheduled_since": None, "ignored_since": None,
-            "scheduler": "default-scheduler", "restarted_sidecars": (), "alive": True, "running": True,
+            "scheduler": "default-scheduler", "alive": True, "running": True,
             "ganged": False, "avoided_nodes": (), "has_run": True, "fails_job": False,
         }  # fmt: skip
         assert facts(view_pod(child_pod(1, attempt=2)), expected) == expected
@@ -242,21 +242,6 @@ class TestPodView:
         terms = [{"matchFields": [{"key": key, "operator": operator, "values": ["node-a"]}]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         assert view_pod(child_pod(spec={"affinity": {"nodeAffinity": required}})).avoided_nodes == avoided
-
-    def test_sidecars_that_were_restarted_are_named(self) -> None:
-        last = {"terminated": {"reason": "OOMKilled"}}
-        raw = child_pod(
-            spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
-            status={
-                "initContainerStatuses": [
-                    {"name": "proxy", "restartCount": 1, "lastState": last},
-                    {"name": "fetch", "restartCount": 5},
-                ]
-            },
-        )
-        assert view_pod(raw).restarted_sidecars == (("proxy", 1, "OOMKilled"),)
-        raw["status"]["initContainerStatuses"][0] = {"name": "proxy", "restartCount": 0}
-        assert view_pod(raw).restarted_sidecars == ()
 
 
 class TestEndOfPod:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import Refused
-from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.status import Status, Usage
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.hooks import Feature, Hooks

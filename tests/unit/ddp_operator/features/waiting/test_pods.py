@@ -14,8 +14,9 @@ from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Causes, Observation, Problem, State
-from ddp_operator.features.waiting.pods import explain_scheduling
+from ddp_operator.features.waiting.pods import explain_scheduling, list_restarted_sidecars
 from ddp_operator.features.waiting.polling import compute_event_poll_delay, list_objects_to_inspect
+from ddp_operator.kube.children import trim_object
 from tests.support.builders import NOW, child_job, child_pod, job, observe, template, trainer
 
 STATUS = Status(attempt=1, attempt_time=NOW).remember(nodes=2)
@@ -269,6 +270,23 @@ class TestMessages:
         """Pulling a big image takes minutes, during which the kubelet's message is the latest event of the pod."""
         typed, seen = see(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedScheduling", "no room")})
         assert explain(typed, seen).status == "True"
+
+
+def test_sidecars_that_were_restarted_are_named() -> None:
+    last = {"terminated": {"reason": "OOMKilled"}}
+    raw = child_pod(
+        spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
+        status={
+            "initContainerStatuses": [
+                {"name": "proxy", "restartCount": 1, "lastState": last},
+                {"name": "fetch", "restartCount": 5},
+            ]
+        },
+    )
+    assert list_restarted_sidecars(raw) == (("proxy", 1, "OOMKilled"),)
+    assert list_restarted_sidecars(trim_object("Pod", raw)) == list_restarted_sidecars(raw)
+    raw["status"]["initContainerStatuses"][0] = {"name": "proxy", "restartCount": 0}
+    assert list_restarted_sidecars(raw) == ()
 
 
 class TestReadingEvents:
