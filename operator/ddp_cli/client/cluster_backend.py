@@ -27,6 +27,7 @@ from ddp_cli.view.why import Why, explain_why
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.conditions import INIT_CONTAINER_RUNNING
+from ddp_operator.reading.containers import find_init_container
 from ddp_operator.reading.objects import view_pod
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
@@ -108,7 +109,7 @@ def _add_init_log(api: Api, name: str, why: Why) -> Why:
     """Return an explanation with the last line of an init container that keeps a pod from training."""
     with suppress(ApiError):  # no permission to read logs, or the pod was deleted
         for pod in map(view_pod, list_pods(api, name)):
-            container = pod.init_container
+            container = find_init_container(pod)
             if container is None:
                 continue
             query = {"container": container.name, "tailLines": "1", "limitBytes": "4096"}

@@ -218,7 +218,7 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
 
     if attempt.pods.has_finished_training:
-        return describe_finished_training(attempt.pods)
+        return state.hooks.explain(attempt, describe_finished_training(attempt.pods))
     if attempt.is_held:
         return state.hooks.explain(attempt, Fact(c.PROGRESSING, "False", c.HELD, "the pods are held"))
     return state.hooks.explain(attempt, _describe_steps(attempt, rendezvous))
@@ -349,14 +349,7 @@ def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:
     if not missing or has_quorum(running, size):
         return None
     message = f"{len(running)}/{size.nodes} pods running; waiting for pods {list_indexes(missing)}"
-    initializing = [(pod, container) for pod in pods.newest.values() if (container := pod.init_container)]
-    if not initializing:
-        return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS, message)
-    pod, container = initializing[0]
-    more = format_more_pods(len(initializing) - 1)
-    waits = f"; the startupProbe of sidecar {container.name} has not succeeded" if container.is_sidecar else ""
-    message += f"; pod {pod.name}{more} runs init container {container.name} since {container.since}{waits}"
-    return Fact(c.RENDEZVOUSED, "False", c.INIT_CONTAINER_RUNNING, message)
+    return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS, message)
 
 
 def _keeps_without_page(observation: Observation, before: Condition) -> bool:
@@ -390,9 +383,5 @@ def describe_finished_training(pods: Pods) -> Fact:
         message = "all ranks have ended with exit code 0; the Job controller has not completed the Job yet"
         return Fact(c.PROGRESSING, "False", c.FINISHED, message)
     more = format_more_pods(len(running) - 1)
-    containers = ", ".join(running[0].remaining_containers[: c._MAX_LISTED]) or "the kubelet"
-    message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"
-    injected = running[0].injected_containers
-    if injected:
-        message += f"; an admission webhook or policy of the cluster injected {injected[0]}"
+    message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} still runs"
     return Fact(c.PROGRESSING, "False", c.FINISHED, message)

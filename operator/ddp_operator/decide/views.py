@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddp_operator.api import constants
-from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.status import Nodes
 from ddp_operator.decide.failures import Termination
 
@@ -60,14 +59,6 @@ class JobView:
         return self.complete or self.failed
 
 
-class RunningInitContainer(NamedTuple):
-    """An init container that runs before the training container. ``is_sidecar``: its startupProbe has not succeeded."""
-
-    name: str
-    since: str
-    is_sidecar: bool
-
-
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of an attempt."""
@@ -111,17 +102,6 @@ class PodView:
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
 
     @property
-    def init_container(self) -> RunningInitContainer | None:
-        """The init container that runs now; None: none does."""
-        sidecars = list_sidecars(self.raw)
-        for container in (self.raw.get("status") or {}).get("initContainerStatuses") or ():
-            running = (container.get("state") or {}).get("running")
-            name = str(container.get("name"))
-            if self.phase == "Pending" and running is not None and not (name in sidecars and container.get("started")):
-                return RunningInitContainer(name, str(running.get("startedAt") or ""), name in sidecars)
-        return None
-
-    @property
     def alive(self) -> bool:
         """True while a process of it may run."""
         return self.phase not in ("Succeeded", "Failed")
@@ -135,22 +115,6 @@ class PodView:
     def has_finished_training(self) -> bool:
         """Whether its training container has ended with exit code 0; other containers may still run."""
         return self.trained and self.termination is not None and self.termination.container_exit_code == 0
-
-    @property
-    def injected_containers(self) -> tuple[str, ...]:
-        """The containers that run beside the training container, which a template cannot have: a webhook added them."""
-        statuses = (self.raw.get("status") or {}).get("containerStatuses") or ()
-        running = (str(item["name"]) for item in statuses if not (item.get("state") or {}).get("terminated"))
-        return tuple(name for name in running if name != find_trainer(self.raw).get("name"))
-
-    @property
-    def remaining_containers(self) -> tuple[str, ...]:
-        """The containers and native sidecars that have not ended."""
-        status = self.raw.get("status") or {}
-        sidecars = list_sidecars(self.raw)
-        init_containers = [item for item in status.get("initContainerStatuses") or () if item.get("name") in sidecars]
-        containers = [*(status.get("containerStatuses") or ()), *init_containers]
-        return tuple(str(item["name"]) for item in containers if not (item.get("state") or {}).get("terminated"))
 
     @property
     def ganged(self) -> bool:

@@ -1,4 +1,4 @@
-"""Why pods of a job do not exist or do not start: by their status, Events and Kueue's Workloads."""
+"""Why pods of a job do not exist, do not start or do not end: by their status, Events and Kueue's Workloads."""
 
 from typing import Final
 
@@ -11,6 +11,7 @@ from ddp_operator.decide.conditions import Fact, is_finished
 from ddp_operator.decide.hooks import Feature, PodHook
 from ddp_operator.decide.kueue import waits_in_queue
 from ddp_operator.decide.state import Remark, State
+from ddp_operator.features.waiting.containers import explain_missing_ranks, explain_remaining_pods
 from ddp_operator.features.waiting.pods import explain_scheduling
 from ddp_operator.features.waiting.polling import compute_event_poll_delay
 from ddp_operator.features.waiting.reading import WaitReading, find_place, observe
@@ -23,8 +24,12 @@ def record(state: State, status: Status) -> Status:
 
 
 def explain(attempt: ObservedAttempt, fact: Fact) -> Fact:
-    """Return Scheduled with what pods wait for."""
-    return explain_scheduling(attempt, fact) if fact.type == c.SCHEDULED else fact
+    """Return Scheduled, Rendezvoused or Progressing with what pods wait for."""
+    if fact.type == c.SCHEDULED:
+        return explain_scheduling(attempt, fact)
+    if fact.reason == c.WAITING_FOR_RANKS:
+        return explain_missing_ranks(attempt, fact)
+    return explain_remaining_pods(attempt, fact) if fact.reason == c.FINISHED else fact
 
 
 def review(state: State) -> Remark | None:

@@ -26,6 +26,7 @@ from ddp_operator.decide.state import Observation, Problem
 from ddp_operator.decide.views import JobView, PodView, list_sidecars, read_int
 from ddp_operator.features.waiting.polling import waits_for_volume
 from ddp_operator.features.waiting.reading import find_place
+from ddp_operator.reading.containers import find_init_container
 from ddp_operator.reading.events import SCHEDULER_EVENT
 
 _GATED = "SchedulingGated"
@@ -226,7 +227,7 @@ def _explain_elastic_gate(pod: PodView, job_problem: Problem | None) -> _Waiting
 
 def _find_pod_problem(pod: PodView, observation: Observation) -> Problem | None:
     """Return the latest warning about a pod that has not started."""
-    waits_for_kubelet = pod.phase == "Pending" and pod.init_container is None
+    waits_for_kubelet = pod.phase == "Pending" and find_init_container(pod) is None
     problem = observation.problems.get(pod.uid) if waits_for_kubelet else None
     if problem is not None and problem.reason == SCHEDULER_EVENT and pod.scheduled:
         return None  # it waited for a node, and has one now

@@ -13,6 +13,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.kueue import find_waiting_start, waits_in_queue
 from ddp_operator.decide.state import Children
 from ddp_operator.decide.views import PodView
+from ddp_operator.reading.containers import find_init_container
 
 # A Job's pods are created within a second; a kubelet starts a container or reports a problem within a few seconds.
 _PATIENCE: Final = timedelta(seconds=5)
@@ -81,7 +82,7 @@ def _list_silent_objects(job: DDPTrainingJob, children: Children) -> list[_Silen
 def _is_silent(pod: PodView) -> bool:
     if waits_for_volume(pod):
         return True  # the Events about its claims have the reason
-    if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
+    if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or find_init_container(pod) is not None:
         return False
     return pod.scheduled or pod.ignored_since is not None
 
