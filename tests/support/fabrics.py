@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import yaml
 
+from ddp_operator.api.completion import complete_spec
 from ddp_operator.api.job_file import find_values
 from ddp_operator.features import SCHEMA
 from tests.support import ROOT
@@ -29,4 +30,4 @@ def complete(name: str, **own: Any) -> dict[str, Any]:
     reference = {"name": f"fabric-{name}"}
     raw = {"metadata": {"name": "train"}, "spec": {**own, "profileRef": reference}}
     values = present(find_values(raw, SCHEMA, lambda *_: read_manifest(name)))
-    return {**SCHEMA.complete(raw | {"spec": own}, values)}
+    return {**complete_spec(SCHEMA, raw | {"spec": own}, values)}

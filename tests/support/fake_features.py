@@ -14,6 +14,7 @@ from ddp_operator.api.status import Profile, QueueStatus
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Children, Decision, FeatureAction
 from ddp_operator.reconcile.acting import ActionContext
+from ddp_operator.reconcile.completing import CompletingService
 from ddp_operator.reconcile.placing import PlacementContext, PlacingService
 
 
@@ -34,7 +35,7 @@ def complete_by(
     return Feature("odd", maturity="experimental", page="x.md", fields=fields)
 
 
-class FakeService(PlacingService):
+class FakeService(CompletingService, PlacingService):
     """A service whose answers a test sets; an exception is raised."""
 
     def __init__(

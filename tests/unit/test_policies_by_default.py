@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
+from ddp_operator.api.completion import complete_spec
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import Hooks, build_schema
 from ddp_operator.features import profiles
@@ -114,5 +115,5 @@ def test_defaults_that_cannot_be_used_are_refused(given: Json, words: str) -> No
 )
 def test_job_that_disables_policy_takes_nothing_of_it_from_profile(own: Any, kept: Any) -> None:
     written = resource(networkPolicy=own)
-    completed = SCHEMA.complete(written, read_profile(profile(CLOSED)))
+    completed = complete_spec(SCHEMA, written, read_profile(profile(CLOSED)))
     assert completed == written["spec"] | {"networkPolicy": kept}

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from ddp_cli.commands.io import CommandError, read_file
+from ddp_operator.api.completion import find_completing
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.job_file import FindObject, find_among
 from ddp_operator.features import SCHEMA
@@ -21,7 +22,7 @@ def read_profiles(file: str | None) -> FindObject:
 
 def list_profiles(file: str) -> list[dict[str, Any]]:
     """Return the profiles of a file. Raises: CommandError, InvalidManifest."""
-    part = SCHEMA.completing
+    part = find_completing(SCHEMA)
     kinds = part.completion.kinds if part is not None and part.completion is not None else ()
     documents = load_documents(read_file(file, "a YAML with profiles"))
     profiles = [item for item in documents if item.get("kind") in kinds and (item.get("metadata") or {}).get("name")]

@@ -42,6 +42,7 @@ from ddp_operator.decide.report import Page, apply_progress, build_progress, dro
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.completing import CompletingReconciler
 from ddp_operator.reconcile.turns import Turns
 from ddp_operator.reconcile.workqueue import backoff
 from ddp_pod.contract.processes import STOP_SIGNALS
@@ -164,7 +165,7 @@ class Run:
             self._print_plan()
             hooks = Hooks(FEATURES)
             report = partial(report_changes, hooks.conditions)
-            reconciler = Reconciler(
+            reconciler = CompletingReconciler(
                 self._cluster, turns=Turns(), progress_interval=_PROGRESS_SECONDS, hooks=hooks, followers=(report,)
             )
             wait = await self._pass(reconciler)

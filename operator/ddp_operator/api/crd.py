@@ -9,6 +9,7 @@ from typing import Any, Final
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.columns import COLUMNS
+from ddp_operator.api.completion import find_completing
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
@@ -27,7 +28,7 @@ def build_spec_schema(schema: Schema) -> dict[str, Any]:
         spec["properties"][name] = complete["properties"][name]
     may_be_elsewhere = ""
     remedy = "add it"
-    part = schema.completing
+    part = find_completing(schema)
     if part is not None and part.completion is not None:
         for name in part.names:
             spec["properties"][name] = without_defaults(complete["properties"][name])

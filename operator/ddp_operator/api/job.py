@@ -54,6 +54,8 @@ class DDPTrainingJob:
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
     schema: Schema = field(default=KERNEL, compare=False)
     """That of the spec."""
+    is_completed: bool = False
+    """Whether the spec names an object with further values, which it has."""
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""
 

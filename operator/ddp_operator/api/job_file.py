@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api import constants
+from ddp_operator.api.completion import complete_spec, find_completing
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
@@ -84,7 +85,7 @@ def parse_manifest(
 
     own = as_stored(raw.get("spec"), document_of(schema.spec))
     profile = find_values(raw, schema, find_among(others, profiles))
-    completed = own if profile is None else schema.complete(dict(raw) | {"spec": own}, profile)
+    completed = own if profile is None else complete_spec(schema, dict(raw) | {"spec": own}, profile)
     job = parse_written(dict(raw) | {"spec": completed}, schema)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
@@ -127,7 +128,7 @@ def find_values(resource: Mapping[str, Any], schema: Schema, find: FindObject) -
 
     Raises: InvalidManifest, and what ``find`` raises.
     """
-    part = schema.completing
+    part = find_completing(schema)
     if part is None or part.completion is None:
         return None
     job = name_object(resource)

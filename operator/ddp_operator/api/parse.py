@@ -19,7 +19,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Profile, Status
+from ddp_operator.api.status import Status
 from ddp_operator.api.stored_fields import read_status
 
 
@@ -47,14 +47,6 @@ def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
         status=parse_status(raw),
         schema=schema,
     )
-
-
-def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: Schema) -> DDPTrainingJob:
-    """Return the typed resource, completed by its profile. Raises: InvalidManifest."""
-    if profile is None:
-        return parse_resource(resource, schema)
-    refuse_oversize(resource.get("spec"))
-    return parse_resource({**resource, "spec": schema.complete(resource, profile)}, schema)
 
 
 def _parse_spec(raw: Any, schema: Schema) -> Spec:

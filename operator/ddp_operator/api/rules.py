@@ -13,6 +13,7 @@ from functools import cache
 from msgspec import NODEFAULT, structs
 
 from ddp_operator.api.cel_rule import CelRule
+from ddp_operator.api.completion import find_completing
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.rule_builders import (
     YEAR,
@@ -37,11 +38,12 @@ def list_rules(schema: Schema) -> tuple[CelRule, ...]:
 
 def _complete_rules(rules: Iterable[CelRule], schema: Schema) -> Iterator[CelRule]:
     """Yield the rules; those of complete specs ignore one that lacks a group with defaults: a profile may add to it."""
-    if schema.completing is None:
+    completing = find_completing(schema)
+    if completing is None:
         yield from rules
         return
     groups = [field.encode_name for field in structs.fields(schema.spec) if field.default_factory is not NODEFAULT]
-    names_values = " || ".join(map(is_set, schema.completing.names))
+    names_values = " || ".join(map(is_set, completing.names))
     is_incomplete = f"({names_values} && !({' && '.join(map(is_set, groups))}))"
     for rule in rules:
         yield replace(rule, cel=f"{is_incomplete} || {rule.cel}") if rule.if_complete else rule

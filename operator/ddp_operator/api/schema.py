@@ -29,7 +29,7 @@ from msgspec import NODEFAULT, Struct, structs
 
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.faults import FAULTS, describe_fault, name_object
+from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_operator.api.status import Profile
 from ddp_pod.contract.plan import PodPlan
@@ -141,7 +141,7 @@ class Completion:
     ``kinds``: of these objects. ``remedy``: of a field that has no value. ``refer``: returns kind and name of the
     object that a resource names; None: it names none. ``read``: returns its values; raises InvalidManifest. ``merge``:
     returns the whole spec, from the written one and the values. In a cluster the feature's service finds the values
-    (``decide/hooks.Service.find_values``), for a file ``job_file``.
+    (``reconcile/completing``), for a file ``job_file``.
     """
 
     kinds: tuple[str, ...]
@@ -308,49 +308,13 @@ class Schema:
         return next((part for part in self.owned if part.prepare is not None and part.is_set(spec)), None)
 
     @cached_property
-    def completing(self) -> OwnFields[SpecFields] | None:
-        """The fields by which a spec names what completes it. They are one feature's at most."""
-        return next((part for part in self.owned if part.completion is not None), None)
-
-    @cached_property
     def holding(self) -> OwnFields[SpecFields] | None:
         """The fields by which a job's pods stay between runs. They are one feature's at most."""
         return next((part for part in self.owned if part.holds), None)
 
-    def is_completed(self, spec: Spec) -> bool:
-        """Return whether a spec names what completes it; parsing has completed it."""
-        return self.completing is not None and self.completing.is_set(spec)
-
-    def names_values(self, spec: Any) -> bool:
-        """Return whether a written spec, of any shape, names what completes it."""
-        names = self.completing.names if self.completing is not None else ()
-        return isinstance(spec, Mapping) and any(spec.get(name) for name in names)
-
-    def complete(self, resource: Mapping[str, Any], values: Profile) -> Mapping[str, Any]:
-        """Return the spec of a resource, completed by values. Raises: InvalidManifest, also for a fault."""
-        part = self.completing
-        if part is None or part.completion is None:
-            raise InvalidManifest([FieldError("status.profile", "no feature of this operator completes jobs")])
-        own = resource["spec"]
-        completed = call_owner(part, name_object(resource), partial(part.completion.merge, own, values), Mapping)
-        spec = dict(completed)
-        for switched in self.owned:
-            if switched.switch:
-                _drop_disabled(spec, own, switched.switch)
-        return spec
-
     def list_fixed(self, stage: Stage) -> tuple[str, ...]:
         """Return the members that may no longer change from a stage of the job on, the kernel's first."""
         return (*_FIXED[stage], *(name for part in self.owned if part.fixed_once == stage for name in part.names))
-
-
-def _drop_disabled(spec: dict[str, Any], own: Mapping[str, Any], switch: str) -> None:
-    """Drop what completes a group that the job switches off: without the switch those members would be refused."""
-    group, _, name = switch.partition(".")
-    members = spec.get(group)
-    if isinstance(members, Mapping) and not members.get(name):
-        kept = {name, *(own.get(group) or ())}
-        spec[group] = {member: value for member, value in members.items() if member in kept}
 
 
 def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:

@@ -21,11 +21,10 @@ from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.conforms import conforms
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.parse import parse_status
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
-from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Status
+from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
@@ -47,9 +46,6 @@ if TYPE_CHECKING:  # of a higher layer: what actions use
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
-
-SECONDS_TO_COMPLETE = 60.0
-"""Limit of a hook that reads what completes a job's spec."""
 
 SECONDS_TO_LOCATE = 10.0
 """Limit of a hook that waits in a pass."""
@@ -89,12 +85,8 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait,
-    and ``find_values``, whose fault makes the job wait.
+    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait.
     """
-
-    completes: bool = False
-    """Whether it has values that complete the specs of jobs (``api/schema.Completion``)."""
 
     async def prepare(self) -> None:
         """Read what the first Job needs. All jobs wait for it, for a limited time."""
@@ -129,13 +121,6 @@ class Service:
         """Return the place of a Workload that waits in Kueue, for a limited time; None: it is unknown.
 
         ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
-        """
-        return None
-
-    async def find_values(self, snapshot: Snapshot) -> Profile | Refusal | None:
-        """Return the values that complete a job that has not started, before its spec is parsed. None: it is complete.
-
-        The kernel keeps a copy in the status. Raises: ClusterError, which is no fault.
         """
         return None
 
@@ -256,23 +241,6 @@ class Hooks:
         guard = guard_object(snapshot.resource)
         for name, service in self.services.items():
             guard.call(name, "note_status", partial(service.note_status, snapshot, old, new, now), None, default=None)
-
-    async def find_values(self, key: Key, snapshot: Snapshot, faults: Faults) -> Profile | Refusal | None:
-        """Return what completes a job's spec; a refusal while the hook has a fault. None: the spec is complete.
-
-        A started job keeps the copy in its status, so a fault concerns the others. Raises: ClusterError.
-        """
-        status = parse_status(snapshot.resource)
-        name = next((name for name, service in self.services.items() if service.completes), None)
-        is_settled = status.profile is not None or not self.schema.names_values(snapshot.resource.get("spec"))
-        if name is None or (status.attempt and is_settled):
-            return status.profile
-        call = partial(self.services[name].find_values, snapshot)
-        refused: Profile | Refusal | None = name_fault(name)
-        kind = Profile | Refusal | None
-        return await Guard(str(key), faults).wait(
-            name, "find_values", call, kind, limit=SECONDS_TO_COMPLETE, default=refused, is_valid=_are_values
-        )
 
     def forget(self, key: Key) -> None:
         """Tell all features that a job has ended or was deleted."""
@@ -584,10 +552,6 @@ def _check(name: str, result: T, kind: Any, is_valid: Callable[[T], bool] | None
 
 def _is_of(kind: type, value: object) -> bool:
     return value is None or isinstance(value, kind)
-
-
-def _are_values(value: Profile | Refusal | None) -> bool:
-    return not isinstance(value, Profile) or isinstance(value.job, Mapping)
 
 
 def _is_own(feature: str, remark: Remark | None) -> bool:

@@ -20,6 +20,7 @@ from ddp_operator.decide.hooks import Feature, Service, build_schema
 from ddp_operator.decide.state import Refusal
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
+from ddp_operator.reconcile.completing import CompletingService
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +49,8 @@ class ServiceContext:
     clock: Callable[[], datetime] = utc_now
 
 
-class _Unstarted(Service):
+class _Unstarted(CompletingService):
     """Stands for a service without which jobs would run with other values than they have to."""
-
-    completes = True
 
     async def find_values(self, snapshot: Snapshot) -> Profile | Refusal | None:
         raise RuntimeError("the feature could not start")

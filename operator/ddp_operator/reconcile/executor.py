@@ -109,7 +109,7 @@ class Executor:
             children = await self._check_build(job, memory)
         except InvalidManifest as error:
             return refuse_invalid(error)
-        if job.schema.is_completed(job.spec):
+        if job.is_completed:
             outcome = await self._catch_refusal(memory, self._check_rules(job))
             if isinstance(outcome, Refusal):
                 return outcome

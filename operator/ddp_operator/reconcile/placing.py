@@ -17,7 +17,8 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Faults, Guard, Hooks, Service, name_fault
 from ddp_operator.decide.state import Children, Decision, Observation, Outcome, Refusal
-from ddp_operator.reconcile.reconciler import CurrentPass, PassEnd, Reconciler
+from ddp_operator.reconcile.completing import CompletingReconciler
+from ddp_operator.reconcile.reconciler import CurrentPass, PassEnd
 from ddp_operator.reconcile.turns import Payer, Turns
 
 SECONDS_TO_PLACE: Final = 60.0
@@ -139,7 +140,7 @@ def _is_copy(job: DDPTrainingJob, value: DDPTrainingJob | Refusal) -> bool:
     return isinstance(value, Refusal) or (value.namespace, value.name) == (job.namespace, job.name)
 
 
-class PlacingReconciler(Reconciler):
+class PlacingReconciler(CompletingReconciler):
     """A reconciler whose features place jobs."""
 
     async def _run_elsewhere(self, current: CurrentPass, manager: str) -> float | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Cluster, Event, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused, VersionConflict
@@ -20,7 +19,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload
 from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
-from ddp_operator.api.parse import complete_job, parse_status
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.api.stored_fields import describe_left_out, read_status
@@ -35,7 +34,7 @@ from ddp_operator.decide.refusals import (
     report_unreadable,
     shorten_status,
 )
-from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal
+from ddp_operator.decide.state import Decision, Observation, Refusal
 from ddp_operator.decide.writes import is_minor_change
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
@@ -167,29 +166,13 @@ class Reconciler:
 
     async def _prepare(self, current: CurrentPass) -> DDPTrainingJob | PassEnd:
         """Return the typed job. Raises: as ``_run_pass``."""
-        profile = await self._settle_profile(current)
-        if isinstance(profile, PassEnd):
-            return profile
-        job = await self._parse_job(current, profile)
-        if profile is None and isinstance(job, DDPTrainingJob) and self._hooks.schema.is_completed(job.spec):
-            missing = "no feature of this operator reads what completes the spec"
-            return await self._refuse(current, Refusal(c.FEATURE_FAULT, missing))
-        return job
+        return await self._parse_job(current)
 
-    async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
-        """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
-        profile = await self._hooks.find_values(current.key, current.snapshot, current.memory.faults)
-        if isinstance(profile, Refusal):
-            return await self._refuse(current, profile)
-        if profile is None and "profile" not in (current.resource.get("status") or {}):
-            return None
-        status = parse_status(current.resource)
-        if status.profile == profile:
-            return profile
-        await self._write(current, status, replace(status, profile=profile))
-        return PassEnd(AT_ONCE)
+    def _parse(self, resource: Object, profile: Profile | None) -> DDPTrainingJob:
+        """Return the typed job. Raises: InvalidManifest."""
+        return parse_resource(resource, self._hooks.schema)
 
-    async def _parse_job(self, current: CurrentPass, profile: Profile | None) -> DDPTrainingJob | PassEnd:
+    async def _parse_job(self, current: CurrentPass, profile: Profile | None = None) -> DDPTrainingJob | PassEnd:
         """Return the typed job, completed by its profile. Raises: VersionConflict, ClusterError."""
         verdict = current.memory.unreadable
         digest = digest_resource(current.resource, profile)
@@ -197,7 +180,7 @@ class Reconciler:
         try:
             verdict.repeat_refusal(digest, self._clock())
             payer = Payer(current.key.namespace)
-            return await self._turns.run(payer, complete_job, current.resource, profile, self._hooks.schema)
+            return await self._turns.run(payer, self._parse, current.resource, profile)
         except InvalidManifest as error:
             is_oversize = isinstance(error, OversizeSpec)
             if not was_refused:

@@ -14,10 +14,10 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Refusal
 from ddp_operator.features.profiles.values import profile_reference, read_profile
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call
+from ddp_operator.reconcile.completing import CompletingService
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read
 
 Read = Callable[[str, str, str], Awaitable[Object | None]]
@@ -27,7 +27,7 @@ Raises: Refused if the operator may not read it, ClusterError.
 """
 
 
-class Profiles(Service):
+class Profiles(CompletingService):
     """Reads the profile of each job once, at its start. ``defaults``: for fields that neither the job nor it sets."""
 
     completes = True

@@ -11,18 +11,18 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
+from ddp_operator.api.completion import complete_job, find_completing
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.job_file import find_among, parse_manifest
-from ddp_operator.api.parse import complete_job
 from ddp_operator.api.schema import KERNEL
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import hooks as decide_hooks
 from ddp_operator.decide.hooks import Hooks, build_schema
 from ddp_operator.decide.state import Refusal
 from ddp_operator.kube.services import ServiceContext, start_services
+from ddp_operator.reconcile import completing
 from ddp_operator.reconcile.fair_turns import StepTooLong, run_limited
 from tests.support.builders import resource
 from tests.support.decisions import present
@@ -71,7 +71,7 @@ async def test_job_trains_by_its_copy() -> None:
     ],
 )
 async def test_job_waits_for_service_that_fails(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide_hooks, "SECONDS_TO_COMPLETE", 0.01)
+    monkeypatch.setattr(completing, "SECONDS_TO_COMPLETE", 0.01)
     before = FAULTS.counts["feature odd"]
     harness = await of_kernel(serve(answer)).settle()
     assert harness.jobs() == []
@@ -197,5 +197,5 @@ def test_fields_without_default_may_be_left_to_what_is_named() -> None:
 
 
 def test_completing_fields_are_one_features_at_most() -> None:
-    assert present(build_schema((complete_by(),)).completing).feature == "odd"
-    assert KERNEL.completing is None
+    assert present(find_completing(build_schema((complete_by(),)))).feature == "odd"
+    assert find_completing(KERNEL) is None

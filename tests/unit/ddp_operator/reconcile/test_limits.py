@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import parse
+from ddp_operator.api import completion
 from ddp_operator.api.size import MAX_BYTES
 from ddp_operator.reconcile import executor, fair_turns
 from ddp_operator.reconcile.fair_turns import StepTooLong, run_limited
@@ -62,7 +62,7 @@ def test_step_without_end_is_interrupted(monkeypatch: pytest.MonkeyPatch, step: 
     assert run_limited(max, 1, 2) == 2
 
 
-@pytest.mark.parametrize(("module", "name"), [(parse, "parse_resource"), (executor, "build_children")])
+@pytest.mark.parametrize(("module", "name"), [(completion, "parse_resource"), (executor, "build_children")])
 async def test_check_without_end_refuses_only_its_job(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     def check(*_: Any, **__: Any) -> Any:
         search_without_end()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import parse
+from ddp_operator.api import completion
 from ddp_operator.api.size import MAX_BYTES
 from ddp_operator.reconcile import executor
 from ddp_operator.reconcile.verdicts import LIFETIME, MAX_TEXT
@@ -53,7 +53,7 @@ async def test_touched_suspended_job_is_checked_once(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("spec", "module", "name"),
-    [({"template": INVALID}, executor, "build_children"), (UNREADABLE, parse, "parse_resource")],
+    [({"template": INVALID}, executor, "build_children"), (UNREADABLE, completion, "parse_resource")],
     ids=["invalid", "unreadable"],
 )
 async def test_refusal_is_kept_for_unchanged_spec(
