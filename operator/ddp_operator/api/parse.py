@@ -1,11 +1,11 @@
 """Parse the resource, which an API server has validated, into typed values. Every refusal names the field.
 
 Without an API server a wrong job is refused in this order: the text of a file by ``documents``, the size by ``size``,
-names and types by ``written``, values and combinations by ``rules``, the pod template by ``manifests/template``. In
-a cluster the CRD (``crd``, with the same rules) refuses names, types, values and combinations at `kubectl apply`; the
-operator's ``reconciler._parse_job`` what is stored nevertheless, ``executor.check`` the template, and a refusal of the
-children by the API server becomes the condition Accepted. A feature has the rules and checks of its fields in its
-folder.
+names and types by ``written``, values and combinations by ``rules``, the pod template by ``manifests/template`` and
+the feature ``early_checks``. In a cluster the CRD (``crd``, with the same rules) refuses names, types, values and
+combinations at `kubectl apply`; the operator's ``reconciler._parse_job`` what is stored nevertheless,
+``executor.check`` the template, and a refusal of the children by the API server becomes the condition Accepted. A
+feature has the rules and checks of its fields in its folder.
 """
 
 import re
