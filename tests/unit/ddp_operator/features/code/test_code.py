@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.code import FEATURE
-from ddp_operator.manifests.template import resolve_template
-from tests.support.builders import job, template, trainer
 from tests.support.decisions import RUNNING, present, run_pass
 from tests.support.fields import check_fields, list_fixed
 
@@ -35,16 +32,6 @@ def test_one_place_a_digest_and_plain_paths_are_required() -> None:
 
 def test_it_is_fixed_once_pod_has_run() -> None:
     assert list_fixed(FEATURE, PATH, CODE, CODE | {"digest": "2" * 64}) == [True, True]
-
-
-def test_mount_at_its_folder_is_refused() -> None:
-    made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/src/"}]), volumes=[{"name": "v"}])
-    with pytest.raises(InvalidManifest) as error:
-        resolve_template(job(template=made, code=CODE | {"mountPath": "/src"}))
-    [problem] = error.value.errors
-    assert problem.path == "spec.template.spec.containers[0].volumeMounts[0].mountPath"
-    assert "spec.code.mountPath" in problem.message
-    assert resolve_template(job(template=made, code=CODE))
 
 
 @pytest.mark.parametrize(
