@@ -12,6 +12,7 @@ from ddp_operator.api.schema import Completion, OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import Profile, QueueStatus
 from ddp_operator.decide.hooks import Feature
+from ddp_operator.decide.queue_places import LocatingService
 from ddp_operator.decide.state import Children, Decision, FeatureAction
 from ddp_operator.reconcile.acting import ActionContext
 from ddp_operator.reconcile.completing import CompletingService
@@ -35,7 +36,7 @@ def complete_by(
     return Feature("odd", maturity="experimental", page="x.md", fields=fields)
 
 
-class FakeService(CompletingService, PlacingService):
+class FakeService(CompletingService, PlacingService, LocatingService):
     """A service whose answers a test sets; an exception is raised."""
 
     def __init__(

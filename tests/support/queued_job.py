@@ -15,6 +15,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.hooks import Feature, Hooks, PodHook, Service
+from ddp_operator.decide.queue_places import forget_place, locate
 from ddp_operator.decide.state import Causes, State
 from ddp_operator.reconcile.acting import PodPages
 from tests.support.builders import NOW, resource
@@ -29,12 +30,12 @@ class Place(Causes):
 
 
 async def _ask(pages: PodPages, former: Place | None) -> Place | None:
-    pages.forget_place()
+    forget_place(pages.hooks)
     view = pages.children.job(pages.job.status.attempt)
     if view is None or not view.suspended:
         return None
     [workload] = await pages.cluster.workloads_of(view.raw)
-    place = await pages.locate(workload, pages.job.status.queue)
+    place = await locate(pages.hooks, workload, pages.job.status.queue)
     return Place({view.uid: place.problem} if place.problem else {}, place.queue)
 
 

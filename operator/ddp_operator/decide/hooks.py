@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -24,7 +24,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
-from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
+from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
@@ -32,7 +32,6 @@ from ddp_operator.decide.state import (
     FeatureAction,
     Outcome,
     PassHooks,
-    QueuePlace,
     Refusal,
     Remark,
     State,
@@ -46,9 +45,6 @@ if TYPE_CHECKING:  # of a higher layer: what actions use
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
-
-SECONDS_TO_LOCATE = 10.0
-"""Limit of a hook that waits in a pass."""
 
 SECONDS_TO_OBSERVE = 30.0
 """Limit of a hook that reads the reports of pods, whose own limits are lower."""
@@ -85,7 +81,7 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait.
+    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes.
     """
 
     async def prepare(self) -> None:
@@ -116,13 +112,6 @@ class Service:
     def list_returned_nodes(self) -> frozenset[str]:
         """Return the lost nodes that are ready again. A job forgets that it avoids such a node."""
         return frozenset()
-
-    async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace | None:
-        """Return the place of a Workload that waits in Kueue, for a limited time; None: it is unknown.
-
-        ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
-        """
-        return None
 
     def forget(self, key: Key) -> None:
         """Drop a job that has ended or was deleted."""
@@ -506,24 +495,6 @@ class JobHooks(PassHooks):
             hook = service.list_returned_nodes
             found |= self.guard.call(name, "list_returned_nodes", hook, frozenset[str], default=none)
         return found
-
-    async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace:
-        """Return the place of a waiting Workload by the first feature that knows it."""
-        unknown: QueuePlace | None = None
-        for name, service in self.hooks.services.items():
-            hook = partial(service.locate, workload, before)
-            with suppress(Refused, ClusterError):
-                place = await self.guard.wait(
-                    name, "locate", hook, QueuePlace | None, limit=SECONDS_TO_LOCATE, default=unknown
-                )
-                if place is not None:
-                    return place
-        return QueuePlace()
-
-    def forget_place(self) -> None:
-        """Forget the faults of ``locate``, which is called only while the job waits in a queue."""
-        for name in self.hooks.services:
-            self.guard.forget(name, "locate")
 
     def _list_judges(self) -> list[tuple[str, Judge]]:
         judges = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import LastFailure, QueueStatus, Status
+from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.report import Page
@@ -256,14 +256,6 @@ class Verdict:
     cause: LastFailure | None = None
     is_final: bool = False
     """Whether the job fails although there is a cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
-    """What a feature knows of a waiting Workload: its place, or why it is never admitted."""
-
-    queue: QueueStatus | None = None
-    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from ddp_operator.api.cluster import Cluster, Object
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import QueueStatus
+from ddp_operator.decide.hooks import JobHooks
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Outcome, QueuePlace
+from ddp_operator.decide.state import Children, Observation, Outcome
 from ddp_operator.decide.views import PodView
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.reconcile.turns import Turns
@@ -35,8 +35,7 @@ class PodPages:
 
     ``page``: the report of pod 0; None: it was not due, it could not be read since ``page_lost_since``, or pod 0 does
     not run. ``read``: returns the reports of other pods that respond, within the job's budget. ``waiting_jobs``: number
-    of jobs whose pods do not all run. ``locate``: returns the place of a Workload, as far as another feature knows it;
-    ``forget_place``: call it if none waits.
+    of jobs whose pods do not all run. ``hooks``: of the pass, for what another feature knows (``decide/queue_places``).
     """
 
     job: DDPTrainingJob
@@ -48,5 +47,4 @@ class PodPages:
     cluster: Cluster
     turns: Turns
     waiting_jobs: int
-    locate: Callable[[Object, QueueStatus | None], Awaitable[QueuePlace]]
-    forget_place: Callable[[], None]
+    hooks: JobHooks

@@ -222,8 +222,7 @@ class Observer:
             self._cluster,
             self._turns,
             len(self._waiting),
-            hooks.locate,
-            hooks.forget_place,
+            hooks,
         )
 
     async def _restore_labels(self, job: DDPTrainingJob, memory: Memory, *, unseen: bool) -> bool:

@@ -8,8 +8,8 @@ from ddp_operator.api.cluster import Object
 from ddp_operator.api.faults import contain
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Service
-from ddp_operator.decide.state import Problem, QueuePlace
+from ddp_operator.decide.queue_places import LocatingService, QueuePlace
+from ddp_operator.decide.state import Problem
 from ddp_operator.features.queue_estimate.estimate import QueueView, view_queue
 from ddp_operator.features.queue_estimate.reader import QueueReader
 
@@ -17,7 +17,7 @@ SECONDS_IN_PASS: Final = 5.0
 """Time of a pass to wait for a view. The list of a large cluster may take longer: a later pass has it."""
 
 
-class QueuePlaces(Service):
+class QueuePlaces(LocatingService):
     """Tells waiting jobs their places."""
 
     def __init__(self, reader: QueueReader) -> None:

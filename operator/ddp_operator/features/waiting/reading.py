@@ -14,6 +14,7 @@ from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import scheduling_gates
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.queue_places import forget_place, locate
 from ddp_operator.decide.state import Causes, Observation, Problem
 from ddp_operator.decide.views import JobView, PodView
 from ddp_operator.features.waiting.events import find_claim_problem, find_latest_warning, list_claims, name_volume
@@ -46,14 +47,14 @@ async def observe(pages: "PodPages", former: WaitReading | None) -> WaitReading 
     job = pages.job
     uids = list_objects_to_inspect(job, pages.children, pages.now)
     if not uids:
-        pages.forget_place()
+        forget_place(pages.hooks)
         return None
     if former is not None and former.at is not None:
         interval = compute_event_poll_delay(job, pages.children, former.at, pages.waiting_jobs) or 0.0
         if not is_due(former.at, pages.now, interval):
             return former
 
-    pages.forget_place()
+    forget_place(pages.hooks)
     problems: dict[str, Problem] = {}
     queue = None
     is_gated = any(scheduling_gates(pod.raw) for pod in pages.children.pods_of(job.status.attempt))
@@ -111,5 +112,5 @@ async def _read_queue(pages: "PodPages", raw: Object) -> tuple[Problem | None, Q
     problem = explain_waiting(raw, workloads, queue)
     if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
         return problem, None
-    place = await pages.locate(find_newest(workloads), pages.job.status.queue)
+    place = await locate(pages.hooks, find_newest(workloads), pages.job.status.queue)
     return place.problem or problem, place.queue

@@ -24,13 +24,13 @@ from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.converge import LONGEST_HOLD
 from ddp_operator.decide.hooks import Feature, Hooks, NodeHook, PodHook
 from ddp_operator.decide.losses import LOOK_SECONDS
+from ddp_operator.decide.queue_places import QueuePlace, locate
 from ddp_operator.decide.state import (
     Decision,
     DeleteResource,
     FeatureAction,
     Observation,
     Problem,
-    QueuePlace,
     Remark,
     State,
     SuspendResource,
@@ -371,7 +371,7 @@ async def wait_for_ever() -> Any:
 async def test_job_waits_in_queue_beside_feature_that_cannot_tell_its_place(
     answer: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_operator.decide.hooks.SECONDS_TO_LOCATE", 0.05)
+    monkeypatch.setattr("ddp_operator.decide.queue_places.SECONDS_TO_LOCATE", 0.05)
     queued = placing(answer)
     harness = await queued.start()
     assert harness.state(c.SCHEDULED) == ("False", c.QUOTA_PENDING)
@@ -534,7 +534,7 @@ async def test_pass_that_is_cancelled_in_a_hook_ends() -> None:
 
     faults: dict[tuple[str, str], str] = {}
     hooks = Hooks(services={"slow": FakeService(place=place)}).observe(job(), faults)
-    task = asyncio.create_task(hooks.locate({}, None))
+    task = asyncio.create_task(locate(hooks, {}, None))
     await called.wait()
     task.cancel()
     await asyncio.wait({task})

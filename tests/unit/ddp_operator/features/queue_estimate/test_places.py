@@ -11,7 +11,7 @@ import pytest
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import Progress, QueueStatus, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.state import QueuePlace
+from ddp_operator.decide.queue_places import QueuePlace
 from ddp_operator.features.queue_estimate import places
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas
 from ddp_operator.features.queue_estimate.places import QueuePlaces

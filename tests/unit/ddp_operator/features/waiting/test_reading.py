@@ -15,8 +15,9 @@ from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.queue_places import QueuePlace
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.state import Problem, QueuePlace, State
+from ddp_operator.decide.state import Problem, State
 from ddp_operator.features.waiting import FEATURE
 from ddp_operator.features.waiting.pods import explain_scheduling
 from tests.support.builders import NOW, child_pod, job, resource, template
