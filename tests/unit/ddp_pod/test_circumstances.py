@@ -193,21 +193,33 @@ def test_pipe_whose_reader_has_ended_names_the_process(others: int) -> None:
 
 
 def test_child_that_waits_for_its_reader_is_found() -> None:
-    assert find_blocked_child(os.getpid()) is None
-    line = [sys.executable, "-c", "import os; os.write(1, bytes(1 << 20))"]
-    child = subprocess.Popen(line, stdout=subprocess.PIPE)
-    try:
+    write = f"[{sys.executable!r}, '-c', 'import os; os.write(1, bytes(1 << 20))']"
+    program = f"""
+import subprocess, sys
+child = subprocess.Popen({write}, stdout=subprocess.PIPE)
+print(child.pid, flush=True)
+sys.stdin.readline()
+child.communicate()
+print("read", flush=True)
+sys.stdin.readline()
+"""
+    # A process of its own: this one may have children of other tests.
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        blocked = None
         deadline = time.monotonic() + 60
-        while find_blocked_child(os.getpid()) is None and time.monotonic() < deadline:
+        while blocked is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        blocked = find_blocked_child(os.getpid())
+            blocked = find_blocked_child(parent.pid)
         assert blocked is not None
-        assert (blocked.pid, blocked.command) == (child.pid, os.path.basename(sys.executable))
-        child.communicate()
-        assert find_blocked_child(os.getpid()) is None
-    finally:
-        child.kill()
-        child.wait()
+        assert (blocked.pid, blocked.command) == (child, os.path.basename(sys.executable))
+        print(file=parent.stdin, flush=True)
+        assert parent.stdout.readline() == "read\n"
+        assert find_blocked_child(parent.pid) is None
 
 
 def test_output_without_a_reader_is_told_from_another_closed_pipe() -> None:

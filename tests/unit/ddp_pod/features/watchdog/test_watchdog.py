@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -631,16 +632,18 @@ def test_last_exception_in_the_log_belongs_to_a_wait_for_a_helper(
 def test_child_that_was_not_awaited_explains_a_wait_for_a_message(tmp_path: Path, end: str, note: str) -> None:
     (tmp_path / "output").mkdir()
     pod = launcher_pod(tmp_path)
-    worker = WorkerRecord(os.getpid(), 0, 0, 0)
-    child = subprocess.Popen(["sh", "-c", end])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays, as where a script waits for its messages
-    try:
+    # A rank of its own, which does not await its child: this process may have children of other tests.
+    program = f"import os, subprocess as s, sys; c = s.Popen(['sh', '-c', {end!r}]); "
+    program += "os.waitid(os.P_PID, c.pid, os.WEXITED | os.WNOWAIT); print(flush=True); sys.stdin.readline()"
+    rank = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker = WorkerRecord(rank.pid, 0, 0, 0)
+    with rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
         waits = find_helper(pod, worker, stack("/usr/lib/python3.11/multiprocessing/connection.py"))
         assert note in waits.note
         assert bool(waits.note) is waits.has_ended is bool(note)
         assert find_helper(pod, worker, stack("/app/train.py")).note == ""
-    finally:
-        child.wait()
 
 
 def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
