@@ -1,11 +1,14 @@
 """For what a rank waits outside of collectives, and in which state that is: a thread, a process, a file, a service."""
 
+import re
+from typing import Final
+
 from ...base.pod import Pod, WorkerRecord
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
 from ...progress.output import read_end
 from .collectives import RankCollectives
 from .polling import explain_polling
-from .remedies import DEAD_CHILD_REMEDY, INHERITED_LOCK_REMEDY, UNREAD_OUTPUT_REMEDY
+from .remedies import DEAD_CHILD_REMEDY, INHERITED_LOCK_REMEDY, UNPICKLED_REMEDY, UNREAD_OUTPUT_REMEDY
 from .stacks import ChildStack, Helper, Stack, find_working_child
 from .wait_channels import (
     find_blocked_child,
@@ -14,6 +17,9 @@ from .wait_channels import (
     sleeps_by_clock,
     waits_for_missing_thread,
 )
+
+# A constructor lacks arguments: in the thread of a pool, that of an object which it reads from a process.
+_CONSTRUCTOR: Final = re.compile(r"\.__init__\(\) (missing|takes|got)\b")
 
 
 def find_helper(pod: Pod, worker: WorkerRecord, stack: Stack | None) -> Helper:
@@ -26,7 +32,9 @@ def find_helper(pod: Pod, worker: WorkerRecord, stack: Stack | None) -> Helper:
         return Helper()
     printed = find_printed_traceback(read_end(pod, worker.local_rank))
     if printed is not None and _explains_wait(printed, stack):
-        return Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed, has_ended=True)
+        note = f"an exception has ended {printed.origin}: {printed.text}"
+        is_unpickled = printed.is_thread and stack.waits_for_process and _CONSTRUCTOR.search(printed.message)
+        return Helper(note, dead=printed, remedy=UNPICKLED_REMEDY if is_unpickled else "", has_ended=True)
     dead = find_dead_child(worker.pid) if stack.waits_for_process else ""
     if dead:
         return Helper(dead, remedy=DEAD_CHILD_REMEDY, has_ended=True)

@@ -15,6 +15,10 @@ OPEN_INPUT_REMEDY: Final = "close the child's input (stdin.close(), communicate(
 OPEN_PIPE_REMEDY: Final = "a reader waits until all have closed the writing end: close it where it is unused"
 FIFO_REMEDY: Final = "start the process that opens the FIFO's other end"
 CHILD_REMEDY: Final = "find out what the child waits for, and give the wait a timeout"
+UNPICKLED_REMEDY: Final = (
+    "pickle makes an exception of a process anew from its args: pass all arguments of its constructor to "
+    "super().__init__(), or define __reduce__"
+)
 DEAD_CHILD_REMEDY: Final = (
     "nobody puts what the rank waits for: see the child's end in the log, and give the wait a timeout that looks at "
     "is_alive()"

@@ -34,6 +34,7 @@ _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|d
 _LIBRARY_FOLDER = r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]"
 _THREAD_FILES = re.compile(_LIBRARY_FOLDER + r"(threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$")
 _PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\w+)\.py$")
+_POOL_FILE = re.compile(_LIBRARY_FOLDER + r"multiprocessing[/\\]pool\.py$")
 _LOOP_FILE = re.compile(_LIBRARY_FOLDER + r"asyncio[/\\]base_events\.py$")
 _LOADER_FILE = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
@@ -90,7 +91,12 @@ class Stack(NamedTuple):
 
     @property
     def waits_for_process(self) -> bool:
-        """Whether the innermost frame waits for a message of another process of the program."""
+        """Whether the innermost frame waits for a message of another process of the program.
+
+        A pool of processes has a thread for these messages, for which its callers wait.
+        """
+        if self.waits_for_thread:
+            return any(_POOL_FILE.search(frame.path) for frame in self.frames)
         return bool(self.frames and _PROCESS_FILES.search(self.frames[-1].path))
 
     @property

@@ -598,6 +598,29 @@ def test_innermost_file_tells_for_what_sort_of_helper_a_rank_waits(inner: str, t
     assert (stack(inner).waits_for_thread, stack(inner).waits_for_process) == (thread, process)
 
 
+def test_callers_of_a_pool_wait_for_its_processes_by_its_thread() -> None:
+    library = "/usr/lib/python3.11/"
+    waits = [StackFrame("/app/train.py", 9, "main"), StackFrame(f"{library}threading.py", 629, "wait")]
+    pool = StackFrame(f"{library}multiprocessing/pool.py", 367, "map")
+    assert not Stack(waits, "").waits_for_process
+    called = Stack([waits[0], pool, waits[1]], "")
+    assert called.waits_for_thread
+    assert called.waits_for_process
+
+
+@pytest.mark.parametrize(
+    ("message", "is_advised"), [("OwnError.__init__() missing 1 required argument: 'n'", True), ("bad value", False)]
+)
+def test_exception_that_a_pool_cannot_read_has_a_remedy(tmp_path: Path, message: str, *, is_advised: bool) -> None:
+    (tmp_path / "output").mkdir()
+    trace = 'Traceback (most recent call last):\n  File "/app/data.py", line 3, in fill\n    f()\n'
+    (tmp_path / "output/0.end").write_text(f"Exception in thread Thread-3:\n{trace}TypeError: {message}\n")
+    names = ("multiprocessing/pool.py", "threading.py")
+    waits = Stack([StackFrame(f"/usr/lib/python3.11/{name}", 367, "map") for name in names], "")
+    helper = find_helper(launcher_pod(tmp_path), WorkerRecord(1, 0, 0, 0), waits)
+    assert ("__reduce__" in helper.remedy) is is_advised
+
+
 TRACE = 'Traceback (most recent call last):\n  File "/app/data.py", line 3, in fill\n    f()\nIndexError: 4\n'
 
 
