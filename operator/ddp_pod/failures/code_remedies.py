@@ -36,6 +36,8 @@ _ADVICE: Final = re.compile(
 # Advice to read something.
 _READ: Final = re.compile(r"(?i)(please )?(see|refer|visit|check out)\b")
 _MOST_SENTENCES: Final = 2
+# A tensor of integers among the values that ``rank/values`` describes.
+_INTEGERS: Final = re.compile(r"([\w.\[\]]+): u?int\d+\[[^\]]*\] of -?\d+ to (\d+)")
 
 # A sentence that tells a requirement.
 _REQUIREMENT: Final = re.compile(
@@ -67,7 +69,7 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     if failing.check and not _is_certain(failing, end.message):
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
     about = end.message if failing.differ or kind is UNFIT_TENSORS else ""
-    action = _find_action(failing, about, has_values=bool(values))
+    action = _advise_on_index(failing.values, end.message) or _find_action(failing, about, has_values=bool(values))
     if action:
         place = f": {code}" if failing.code else ""
         return f"{action}{place}{values}"
@@ -126,6 +128,14 @@ def _find_action(failing: FailingCode, message: str, *, has_values: bool) -> str
     if not has_values:
         return _CONVERSIONS.get(about, "")
     return _CONVERSIONS["shape" if kind in ("", *_CERTAIN) else kind] if about == "batch" else ""
+
+
+def _advise_on_index(values: str, message: str) -> str:
+    """Return what to do about integers whose largest number a message calls an index; empty: there are none."""
+    for name, largest in _INTEGERS.findall(values):
+        if re.search(rf"(?i)\bind(ex|ices)\b[^\n]{{0,20}}\b{largest}\b", message):
+            return f"keep `{name}` within the size of what it selects from, or enlarge that"
+    return ""
 
 
 def _is_certain(failing: FailingCode, message: str) -> bool:

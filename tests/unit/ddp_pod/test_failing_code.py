@@ -207,6 +207,11 @@ def subtract_array() -> None:
     np.ones((8, 3)) - mean
 
 
+def connect() -> None:
+    edges = torch.tensor([[1, 40], [0, 3]])
+    torch.sparse_coo_tensor(edges, torch.ones(2), (8, 8), check_invariants=True)
+
+
 def embed() -> None:
     tokens = torch.tensor([1, 5, 120])
     nn.Embedding(100, 8)(tokens)
@@ -287,6 +292,7 @@ def compute_with_text() -> None:
         (parse_nothing, "`int(row['label'])` (row['label']: empty str)"),
         (subtract_array, "make the shapes fit: `np.ones((8, 3)) - mean` (mean: float64[4], not finite)"),
         (embed, "compare it with the layer's size (weight: float32[100, 8], input: int64[3] of 1 to 120)"),
+        (connect, "keep `edges` within the size of what it selects from, or enlarge that: `torch.sparse_coo_tensor("),
         (collate, "pad, convert or drop them (collate_fn) (the batch: 1 of float32[3, 10], 1 of float32[3, 11])"),
         (collate_nothing, "or are None: pad, convert or drop them (collate_fn)"),
         (normalize_one, "also of the last, smaller batch (drop_last=True)"),
