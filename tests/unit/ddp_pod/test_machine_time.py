@@ -84,8 +84,8 @@ def until(pod: Pod, holds: Callable[[MachineTime], bool]) -> MachineTime:
 
 def test_rank_that_competes_for_a_cpu_waits_for_it(start: Callable[[str], Pod]) -> None:
     pod = start(BURN)
-    machine = until(pod, lambda machine: (machine.cpu_wait_seconds or 0) > 0.3)
-    assert machine.cpu_seconds
+    # On a busy machine it waits for that long before the kernel has counted a tick of its own.
+    machine = until(pod, lambda machine: (machine.cpu_wait_seconds or 0) > 0.3 and bool(machine.cpu_seconds))
     assert machine.child_cpu_seconds == 0
 
 
