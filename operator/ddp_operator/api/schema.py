@@ -242,7 +242,8 @@ def call_owner(part: OwnFields[SpecFields], job: object, hook: Callable[[], T], 
     except Exception as error:
         FAULTS.add(f"feature {part.feature}", str(job), error)
         problem = f"the feature {part.feature} does not work ({describe_fault(error)}); please report it"
-        raise FeatureFault([FieldError(part.paths[0], problem)]) from error
+        path = part.paths[0] if part.paths else "spec"  # a feature may have no fields
+        raise FeatureFault([FieldError(path, problem)]) from error
 
 
 def call_if_asked(

@@ -78,7 +78,9 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     try:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except InvalidCommand as error:
-        if not owned_errors:  # such as a misspelled field, which explains a missing command better
+        is_absent = not trainer.get("command") and not trainer.get("args")
+        # A misspelled field of the container explains an absent command better.
+        if not (is_absent and any(found.path.startswith(path) for found in owned_errors)):
             errors.append(FieldError(f"{path}.command", str(error)))
     if errors:
         raise InvalidManifest(errors)

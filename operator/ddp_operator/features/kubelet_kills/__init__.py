@@ -1,11 +1,13 @@
 """Why the kubelet killed a training container: its probe or hook failed, as the Events about the pod report."""
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ddp_operator.api.cluster import Object
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import find_trainer
@@ -21,6 +23,8 @@ if TYPE_CHECKING:  # of a pass, which the commands do not have
     from ddp_operator.reconcile.acting import PodPages
 
 _MAX_TEXT: Final = 2048
+_SECONDS_FOR_EVENTS: Final = 8.0
+"""Of one pod: the hook has 30 s for all, after which it would lose what it knows of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,21 @@ async def observe(pages: "PodPages", former: KillReading | None) -> KillReading 
             kills[pod.uid] = known[pod.uid]
         else:
             with suppress(Refused, ClusterError), contain("cause of a kill", name_object(pod.raw)):
-                events = await pages.cluster.events_of(pod.raw)
+                events = await _read_events(pages, pod.raw)
                 kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
         kill = kills.get(pod.uid)
         if kill is not None and pod.termination is not None:
             ends[pod.uid] = explain_end(pod.termination, kill)
     return KillReading(ends, kills) if kills else None
+
+
+async def _read_events(pages: "PodPages", pod: Object) -> tuple[Object, ...]:
+    """Return the Events of a pod; another pass reads those that take long. Raises: Refused, ClusterError."""
+    try:
+        async with asyncio.timeout(_SECONDS_FOR_EVENTS):
+            return await pages.cluster.events_of(pod)
+    except TimeoutError:
+        raise ClusterError(f"its Events take more than {_SECONDS_FOR_EVENTS:g} s") from None
 
 
 def explain_end(end: Termination, kill: ContainerKill) -> Termination:

@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import early_checks
 from ddp_operator.features.early_checks import FEATURE, log_patterns
 from ddp_operator.manifests.template import MAX_TEXT, resolve_template
 from tests.support.builders import job, resource, template, trainer
@@ -19,6 +20,21 @@ def refusal(made: Any, **spec: Any) -> list[str]:
     with pytest.raises(InvalidManifest) as refused:
         resolve_template(job(template=made, **spec))
     return [str(error) for error in refused.value.errors]
+
+
+def test_another_mistake_is_reported_beside_that_of_the_command() -> None:
+    made = template(trainer(command=["torchrun", "--nnodes=2", "train.py"]))
+    messages = refusal(made, metrics={"logPatterns": ["(?P<loss>"]})
+    assert any("logPatterns" in message for message in messages)
+    assert any("--nnodes" in message for message in messages)
+
+
+def test_fault_of_the_checks_lets_jobs_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(early_checks, "check_template", fail)
+    assert resolve_template(job(template=template())).trainer_index == 0
 
 
 class TestLogPatterns:

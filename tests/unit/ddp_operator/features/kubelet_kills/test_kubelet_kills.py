@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import kubelet_kills
 from ddp_operator.features.kubelet_kills import FEATURE
 from ddp_operator.reading.events import ContainerKill, find_kill
 from tests.support.builders import NOW, last_words
@@ -111,3 +113,17 @@ async def test_probe_that_kills_trainer_is_named_and_counted(monkeypatch: pytest
     await harness.settle()
     await stop_pod(harness, code)
     assert harness.state("Failed") == ("True", "RepeatedFailure")
+
+
+async def test_events_that_take_long_lose_nothing_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_kills, "_SECONDS_FOR_EVENTS", 0.01)
+    harness = ReconcilerHarness(hooks=Hooks([FEATURE]))
+
+    async def events_of(item: Any) -> Any:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(harness.cluster, "events_of", events_of)
+    await harness.settle()
+    await stop_pod(harness, 137)
+    assert harness.status.attempt == 2
+    assert harness.status.condition("FeaturesWork") is None, "the hook has not used up its time"
