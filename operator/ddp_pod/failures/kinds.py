@@ -48,7 +48,7 @@ _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
     r"(?is)\A(Runtime|Value|Index)Error: "
-    r"(?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat|tensor\(\[[^)]*\b(nan|inf)\b))"
+    r"(?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat|tensor\(\[[^)]*\bnan\b))"
     r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad"
     r"|(input|scalar) type)\b"
 )
@@ -99,7 +99,7 @@ NON_FINITE: Final = FailureKind(
     "A non-finite loss", own_words=True, remedy=NON_FINITE_REMEDY,
     words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
     r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"
-    r"|tensor\(\[[^)]*\b(nan|inf)\b"
+    r"|tensor\(\[[^)]*\bnan\b"
     r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
 HELPER: Final = FailureKind(
         "An ended helper process",
@@ -369,7 +369,7 @@ KINDS: Final = (
     FailureKind(
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
-        remedy="a label beyond the classes or token beyond the vocabulary: compare it with the layer's "
+        remedy="usually a label beyond the classes or token beyond the vocabulary: compare it with the layer's "
         "size<values>; on CUDA set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
@@ -386,6 +386,7 @@ KINDS: Final = (
         remedy="give both sides one authkey"),
     FailureKind(
         "A singular matrix", types=("torch._C._LinAlgError", "numpy.linalg.LinAlgError"), outcome=None,
+        where="(?i)singular|positive.definite|converge",
         remedy="check the matrix<values>, add a small multiple of the identity, or use float64"),
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",

@@ -12,9 +12,11 @@ from ..base.exceptions import LIBRARY, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
 from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, TENSORS, FailureKind
 
+_GENERAL: Final = "RuntimeError"
+_ASSERTION: Final = "AssertionError"
 # Builtin classes, also those of libraries that derive from them.
 _MISTAKES: Final = {
-    "ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError",
+    "ArithmeticError", _ASSERTION, "AttributeError", "ImportError", "LookupError", "NameError",
     "NotImplementedError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
     "sqlite3.ProgrammingError",
 }  # fmt: skip
@@ -24,17 +26,24 @@ _WRONG_VALUES: Final = {
     "pydantic_core._pydantic_core.ValidationError",
 }  # fmt: skip
 # A library's ValueError may be about what a service has answered; floating point numbers depend on their order.
-_OUTSIDE: Final = {"OSError", "EOFError", "MemoryError", "FloatingPointError", "UnicodeDecodeError"}
+_OUTSIDE: Final = {
+    "OSError",
+    "EOFError",
+    "MemoryError",
+    "FloatingPointError",
+    "UnicodeDecodeError",
+    "threading.BrokenBarrierError",
+}
 # What passes on another exception of the chain.
 _NEUTRAL: Final = {
-    "RuntimeError", "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
+    _GENERAL, "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
     "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
 }  # fmt: skip
 # Other packages' checks may be about what a service has answered.
 _CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)")
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
 _TORCH: Final = re.compile(
-    r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils)|optim|functional|_tensor)\b"
+    r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils[/\\](?!rnn))|optim|functional|_tensor)\b"
 )
 _ARGUMENTS: Final = re.compile(r"[/\\]torch[/\\](amp|nn|optim)[/\\]")  # whose ValueErrors are about these
 # Modules that pass on errors of peers, processes, devices and files.
@@ -52,8 +61,8 @@ _LINK: Final = re.compile(r"(visit|see)\shttps?://\S+")  # to the documentation 
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(
-    rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen)|\bxpu|driver|enforce|\balloc|peer"
-    r"|create a primitive"
+    rf"(?i){PEERS}|cu(da|dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen|gpu|nvml|mps)|\bxpu|driver|enforce"
+    r"|(\b|d_)alloc|peer|create a primitive"
 )
 
 
@@ -76,18 +85,18 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         return True
     if _is_from_outside(facts):
         return False
-    if facts.failing.advice:
+    # Not if the script itself has raised it, or speaks of something outside: an object may only stand beside that.
+    if facts.failing.advice and not facts.by_script and not _has_looked_outside(facts):
         return True
-    if facts.types[0] == "RuntimeError":
-        is_local = facts.failing.device == "cpu"  # of finite numbers
-        if facts.by_script or (_NUMERIC.search(facts.message) and not is_local):
+    if facts.types[0] == _GENERAL:
+        if facts.by_script or _NUMERIC.search(facts.message):
             return False
         is_refused = bool(TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message))
         return is_refused or _is_refusal(facts)
-    has_checked = facts.types[0] == "AssertionError" or (facts.is_a("RuntimeError") and _is_raised(facts))
+    has_checked = facts.types[0] == _ASSERTION or (facts.is_a(_GENERAL) and _is_raised(facts))
     if has_checked and _is_refusal(facts):
         return True
-    if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
+    if facts.is_a(_ASSERTION) or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts) or _is_lookup(facts)
         has_checked_arguments = facts.types[0] == "ValueError" and bool(_ARGUMENTS.search(facts.place))
         is_local = has_checked_arguments or not _has_looked_outside(facts)
@@ -101,7 +110,7 @@ def _is_raised(facts: ExceptionFacts) -> bool:
 
 def _is_lookup(facts: ExceptionFacts) -> bool:
     """Return whether a library's class is of several kinds, as NumPy's AxisError is an IndexError, too."""
-    return not _MISTAKES.difference({"AssertionError"}).isdisjoint(facts.types)
+    return not _MISTAKES.difference({_ASSERTION}).isdisjoint(facts.types)
 
 
 def _has_looked_outside(facts: ExceptionFacts) -> bool:
@@ -113,10 +122,12 @@ def _is_refusal(facts: ExceptionFacts) -> bool:
 
     Native code checks tensors on the CPU alike in each attempt. On another device it may be that device which fails.
     """
+    first_line = facts.message.partition("\n")[0]  # hints may follow
+    if _has_looked_outside(facts._replace(message=first_line)):
+        return False
     if facts.failing.device == "cpu":
         return not _NATIVE.search(facts.message)
-    first_line = facts.message.partition("\n")[0]  # hints may follow
-    if _MEDIATORS.search(facts.place) or _has_looked_outside(facts._replace(message=first_line)):
+    if _MEDIATORS.search(facts.place):
         return False
     if _is_raised(facts):
         return bool(_CHECKING_LIBRARY.search(facts.place))

@@ -4,7 +4,7 @@ import _thread
 import ast
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
@@ -44,7 +44,8 @@ _MOST_ITEMS: Final = 3
 NAME_LIMIT: Final = 40  # characters
 _DIGITS: Final = 20
 _MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
-_MOST_SUMMED: Final = 1 << 26  # of one whose sum tells whether they are finite
+_MOST_EXAMINED: Final = 1 << 26  # of all tensors of a statement that are examined for numbers that are not finite
+_SERIAL: Final = 1 << 15  # at::internal::GRAIN_SIZE: no operation on so many elements uses other threads
 _CODE: Final = (
     ModuleType, FunctionType, BuiltinFunctionType, MethodType, type,
     ClassMethodDescriptorType, MethodDescriptorType, WrapperDescriptorType,
@@ -121,6 +122,8 @@ class Values:
     @property
     def is_diverged(self) -> bool:
         """Whether a tensor has a number that is not finite, or may have one."""
+        if sum(tensor.numel() for tensor in self._tensors) > _MOST_EXAMINED:
+            return True
         return any(_is_diverged(tensor) for tensor in self._tensors)
 
     def find_difference(self, message: str) -> str:
@@ -240,6 +243,8 @@ def _is_native_call(frame: FrameType, function: ast.expr) -> bool:
         is_torch = is_native_function(owner, function.attr) and not sys.modules["torch"].cuda.is_initialized()
         is_python = type(member) is BuiltinFunctionType and is_of_python(member.__module__) and owner is not _thread
         return is_torch or is_python
+    if is_instance(owner, type):
+        return False  # a method of a class, which any extension may have made
     return is_of_python(find_module_name(type(owner))) and not is_instance(
         find_member(type(owner), function.attr), FunctionType
     )
@@ -365,13 +370,16 @@ def _describe_numbers(tensor: Any) -> str:
     if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.layout != torch.strided:
         return ""
     with bypass_modes(torch), torch.no_grad():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        parts = _list_parts(tensor)
+        if parts is None:
+            return ""
+        if tensor.is_floating_point() and not _are_finite(parts):
             return ", not finite"
         if tensor.numel() == 1:
             return f" of {_describe_number(tensor.item())}"
         if tensor.is_floating_point() or tensor.is_complex():
             return ""
-        low, high = (int(end) for end in tensor.aminmax())
+        low, high = map(int, _find_ends(parts))
     return f" of {low} to {high}"
 
 
@@ -379,15 +387,34 @@ def _is_diverged(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
-    is_readable = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= _MOST_SUMMED
-    if not is_readable:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return True
     try:
         with bypass_modes(torch), torch.no_grad():
-            wide = torch.complex128 if tensor.is_complex() else torch.float64
-            return not bool(tensor.sum(dtype=wide).isfinite())  # without another tensor of this size
+            parts = _list_parts(tensor)
+            return parts is None or not _are_finite(parts)
     except RuntimeError:  # not every type of tensors has every operation
         return True
+
+
+def _list_parts(tensor: Any) -> "Sequence[Any] | None":
+    """Return a tensor in parts whose operations run in the calling thread; None: that needs a copy.
+
+    A process that was forked after its parent had used OpenMP would wait for its threads forever.
+    """
+    if tensor.numel() <= _SERIAL:
+        return [tensor]
+    return tensor.view(-1).split(_SERIAL) if tensor.is_contiguous() else None
+
+
+def _are_finite(parts: "Iterable[Any]") -> bool:
+    return all(bool(part.isfinite().all()) for part in parts)
+
+
+def _find_ends(parts: "Iterable[Any]") -> tuple[Any, Any]:
+    """Return the smallest and the largest number."""
+    ends = [tuple(end.item() for end in part.aminmax()) for part in parts]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _describe_range(tensor: Any) -> str:
@@ -395,7 +422,8 @@ def _describe_range(tensor: Any) -> str:
     torch = sys.modules["torch"]
     with suppress(RuntimeError), bypass_modes(torch), torch.no_grad():
         is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_floating_point()
-        if is_plain and 1 < tensor.numel() <= _MOST_ELEMENTS and bool(tensor.isfinite().all()):
-            low, high = (float(end) for end in tensor.aminmax())
+        parts = _list_parts(tensor) if is_plain and 1 < tensor.numel() <= _MOST_ELEMENTS else None
+        if parts is not None and _are_finite(parts):
+            low, high = _find_ends(parts)
             return f" of {low:.3g} to {high:.3g}"
     return ""

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from tests.support.rank_errors import examine
@@ -378,8 +378,6 @@ def refuse_key() -> None:
     [
         release,
         count_down,
-        lambda: list(WeightedRandomSampler(torch.zeros(4), 2)),  # type: ignore[arg-type]
-        lambda: nn.utils.rnn.pack_padded_sequence(torch.zeros(2, 3, 1), torch.tensor([3, 0]), batch_first=True),
         lambda: re.compile("layer[0"),
         lambda: threading.Thread().join(),
         enter,

@@ -26,7 +26,7 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ddp_pod.base.exceptions import ExceptionFacts
+from ddp_pod.base.exceptions import ExceptionFacts, FailingCode
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
 from ddp_pod.contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
@@ -378,6 +378,21 @@ def test_check_of_torch_with_a_class_of_its_own_recurs(kind: str, place: str, li
     message = "recomputed values differ\nTip: see https://a.b/c for the status of this"
     facts = ExceptionFacts((kind, "RuntimeError"), message, place=path, line=line)
     assert recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (("RuntimeError",), "CUDA error: unspecified launch failure"),  # of an earlier kernel
+        (("RuntimeError",), "std::bad_alloc"),
+        (("RuntimeError",), "the connection to the server timed out"),
+        (("threading.BrokenBarrierError", "RuntimeError"), ""),  # somebody was slow
+    ],
+)
+def test_tensors_on_the_cpu_do_not_hide_another_cause(types: tuple[str, ...], message: str) -> None:
+    place = "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py"
+    facts = ExceptionFacts(types, message, place=place, line="raise ", failing=FailingCode(device="cpu"))
+    assert not recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False)
 
 
 def look_up_untrusted() -> None:

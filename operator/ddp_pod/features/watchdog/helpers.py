@@ -35,12 +35,12 @@ def find_helper(pod: Pod, worker: WorkerRecord, stack: Stack | None) -> Helper:
         note = f"an exception has ended {printed.origin}: {printed.text}"
         is_unpickled = printed.is_thread and stack.waits_for_process and _CONSTRUCTOR.search(printed.message)
         return Helper(note, dead=printed, remedy=UNPICKLED_REMEDY if is_unpickled else "", has_ended=True)
-    dead = find_dead_child(worker.pid) if stack.waits_for_process else ""
-    if dead:
-        return Helper(dead, remedy=DEAD_CHILD_REMEDY, has_ended=True)
     child = find_working_child(pod, worker) if stack.waits_for_process else None
     if child is not None:
         return _describe_child(child)
+    dead = find_dead_child(worker.pid) if stack.waits_for_process else ""
+    if dead:
+        return Helper(dead, remedy=DEAD_CHILD_REMEDY, has_ended=True)
     if printed is not None and printed.is_last and not printed.origin:
         return Helper(f"the last exception in its log is {printed.text}")
     return Helper()
@@ -66,7 +66,8 @@ def explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollective
         return Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
     if stack.frames and sleeps_by_clock(worker.pid):
         in_library = stack.frames[-1] != stack.script_frame
-        polling = explain_polling(stack.frames[-1], collectives.paths, worker.pid, in_library=in_library)
+        paths = {} if in_library else collectives.paths  # of variables of the script
+        polling = explain_polling(stack.frames[-1], paths, worker.pid, in_library=in_library)
         if polling is not None or not in_library:
             return Helper() if polling is None else Helper(polling.note, remedy=polling.remedy)
     call = collectives.call

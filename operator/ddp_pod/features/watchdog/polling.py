@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
@@ -33,7 +34,7 @@ def explain_polling(
     if loop is None or isinstance(loop.test, ast.Constant):  # perhaps that of the training
         return None
     lock = _find_awaited_end(loop.test, paths)
-    if lock:
+    if lock and (in_library or all(map(_is_plain_call, loop.body))):  # a loop that does work awaits no end
         return Polling(f"it waits until {lock[:_PATH_LIMIT]} is removed", REMAINING_FILE_REMEDY)
     if in_library:
         return None
@@ -60,10 +61,18 @@ def _find_loop(frame: StackFrame) -> ast.While | None:
     return max(loops, key=lambda loop: loop.lineno, default=None)
 
 
+def _is_plain_call(statement: ast.stmt) -> bool:
+    """Return whether a statement only sleeps or prints, as far as its names tell."""
+    is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return is_call and re.search(r"\b(sleep|print|log\w*)\b", ast.unparse(statement)) is not None
+
+
 def _find_awaited_end(test: ast.expr, paths: Mapping[str, str]) -> str:
     """Return the file that a loop waits to be removed, or the expression of its path; empty: it waits for no such."""
     if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr in _CHECKS):
         return ""
+    if test.args and ast.unparse(test.func.value) != "os.path":
+        return ""  # of another object: a store
     return next(_list_files(test, paths), "") or ast.unparse(test.args[0] if test.args else test.func.value)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state
-from ...failures.text import describe_exit
+from ...failures.text import describe_exit, find_signal
 from ...network.connections import find_peer
 from .remedies import (
     ANY_CHILD_REMEDY,
@@ -62,15 +62,19 @@ def find_blocked_child(pid: int) -> BlockedChild | None:
 
 
 def find_dead_child(pid: int) -> str:
-    """Return how a child of a process has ended that it has not awaited; empty: none has, or only with exit code 0."""
+    """Return how a helper of a process has ended that it has not awaited; empty: none has, or only with exit code 0.
+
+    A helper runs the same program, as multiprocessing starts it: another one may end with any code.
+    """
+    own_name = _read(f"/proc/{pid}/comm").strip()
     for child in _list_children(pid):
         name, _, rest = _read(f"/proc/{child}/stat").partition("(")[2].rpartition(")")
         fields = rest.split()
-        if len(fields) <= _EXIT_CODE or fields[0] != "Z":
+        if len(fields) <= _EXIT_CODE or fields[0] != "Z" or (name, fields[1]) != (own_name, str(pid)):
             continue
         code = os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
         if code:
-            return f"its process {child} ({name}) {'was' if code < 0 else 'has'} {describe_exit(code)}"
+            return f"its process {child} ({name}) {'was' if find_signal(code) else 'has'} {describe_exit(code)}"
     return ""
 
 

@@ -104,6 +104,7 @@ def test_only_a_file_whose_existence_is_checked_is_called_missing(
         ("os.path.exists(self.lock)", True, "it waits until self.lock is removed"),
         ("lock.exists()", False, "it waits until build.lock is removed"),
         ("not os.path.exists(lock)", True, None),
+        ("redis.exists(lock)", True, None),
         ("busy", True, None),
     ],
 )
@@ -117,6 +118,14 @@ def test_loop_that_waits_for_the_end_of_a_file_names_it(
     )
     assert (polling.note if polling else None) == note
     assert polling is None or "lock that a killed one has left" in polling.remedy
+
+
+def test_loop_that_works_until_a_file_appears_waits_for_no_end(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text("while os.path.exists(lock):\n    jobs = fetch()\n    time.sleep(5)\n")
+    polling = explain_polling(StackFrame(str(script), 3, "serve"), {"lock": "run.flag"}, os.getpid())
+    assert polling is not None
+    assert polling.remedy == POLL_REMEDY
 
 
 def test_wait_for_any_child_names_those_that_live() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -598,29 +596,6 @@ def test_innermost_file_tells_for_what_sort_of_helper_a_rank_waits(inner: str, t
     assert (stack(inner).waits_for_thread, stack(inner).waits_for_process) == (thread, process)
 
 
-def test_callers_of_a_pool_wait_for_its_processes_by_its_thread() -> None:
-    library = "/usr/lib/python3.11/"
-    waits = [StackFrame("/app/train.py", 9, "main"), StackFrame(f"{library}threading.py", 629, "wait")]
-    pool = StackFrame(f"{library}multiprocessing/pool.py", 367, "map")
-    assert not Stack(waits, "").waits_for_process
-    called = Stack([waits[0], pool, waits[1]], "")
-    assert called.waits_for_thread
-    assert called.waits_for_process
-
-
-@pytest.mark.parametrize(
-    ("message", "is_advised"), [("OwnError.__init__() missing 1 required argument: 'n'", True), ("bad value", False)]
-)
-def test_exception_that_a_pool_cannot_read_has_a_remedy(tmp_path: Path, message: str, *, is_advised: bool) -> None:
-    (tmp_path / "output").mkdir()
-    trace = 'Traceback (most recent call last):\n  File "/app/data.py", line 3, in fill\n    f()\n'
-    (tmp_path / "output/0.end").write_text(f"Exception in thread Thread-3:\n{trace}TypeError: {message}\n")
-    names = ("multiprocessing/pool.py", "threading.py")
-    waits = Stack([StackFrame(f"/usr/lib/python3.11/{name}", 367, "map") for name in names], "")
-    helper = find_helper(launcher_pod(tmp_path), WorkerRecord(1, 0, 0, 0), waits)
-    assert ("__reduce__" in helper.remedy) is is_advised
-
-
 TRACE = 'Traceback (most recent call last):\n  File "/app/data.py", line 3, in fill\n    f()\nIndexError: 4\n'
 
 
@@ -647,26 +622,6 @@ def test_last_exception_in_the_log_belongs_to_a_wait_for_a_helper(
     helper = find_helper(launcher_pod(tmp_path), WorkerRecord(1, 0, 0, 0), stack(f"/usr/lib/python3.11/{inner}"))
     assert helper.note == note
     assert (helper.dead is not None) is is_dead
-
-
-@pytest.mark.parametrize(
-    ("end", "note"), [("kill -SEGV $$", "was killed by SIGSEGV"), ("exit 3", "has exited with code 3"), ("exit 0", "")]
-)
-def test_child_that_was_not_awaited_explains_a_wait_for_a_message(tmp_path: Path, end: str, note: str) -> None:
-    (tmp_path / "output").mkdir()
-    pod = launcher_pod(tmp_path)
-    # A rank of its own, which does not await its child: this process may have children of other tests.
-    program = f"import os, subprocess as s, sys; c = s.Popen(['sh', '-c', {end!r}]); "
-    program += "os.waitid(os.P_PID, c.pid, os.WEXITED | os.WNOWAIT); print(flush=True); sys.stdin.readline()"
-    rank = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    worker = WorkerRecord(rank.pid, 0, 0, 0)
-    with rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
-        waits = find_helper(pod, worker, stack("/usr/lib/python3.11/multiprocessing/connection.py"))
-        assert note in waits.note
-        assert bool(waits.note) is waits.has_ended is bool(note)
-        assert find_helper(pod, worker, stack("/app/train.py")).note == ""
 
 
 def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
