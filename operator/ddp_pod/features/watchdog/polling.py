@@ -40,7 +40,7 @@ def explain_polling(
         return None
     header = f"while {ast.unparse(loop.test)}"
     missing = [path for path in _list_files(loop.test, paths) if not _exists(pid, path)]
-    if missing:
+    if missing and not lock:
         return Polling(f"it waits for {missing[0][:_PATH_LIMIT]}, which does not exist", MISSING_FILE_REMEDY)
     return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", POLL_REMEDY)
 
