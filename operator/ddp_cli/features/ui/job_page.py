@@ -156,15 +156,15 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list
     present = status.nodes.desired if status.phase in ENDED_PHASES else status.nodes.ready + status.nodes.succeeded
     goodput = read_rate(status.goodput)
     cards = [
-        Card("step", _count(progress.step), _count(progress.total_steps, "of ")),
-        Card("epoch", _count(progress.epoch), _count(progress.epochs, "of ")),
+        Card("step", _count(progress.step), _name_total(progress.total_steps)),
+        Card("epoch", _count(progress.epoch), _name_total(progress.epochs)),
         Card("loss", _name_loss(run.rows, progress)),
         Card("val. loss", progress.val_loss or ""),
         Card("val. accuracy", progress.val_accuracy or ""),
         pace,
         Card("time left", (trains and progress.eta) or ""),
         Card("duration", format_duration(seconds) if seconds is not None else ""),
-        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _count(status.nodes.desired, "of ")),
+        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else _name_total(status.nodes.desired)),
         Card("GPUs", str((status.usage and status.usage.gpus) or "") if status.phase not in ENDED_PHASES else ""),
         Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else ""),
         Card("goodput", "" if goodput is None else f"{100 * goodput:.0f}%", "of time in kept steps"),
@@ -178,8 +178,12 @@ def _name_loss(rows: Sequence[Mapping[str, float]], progress: Progress) -> str:
     return progress.loss or "" if has_diverged(progress) or not losses else format_value(losses[-1])
 
 
-def _count(number: int | None, opening: str = "") -> str:
-    return "" if number is None else f"{opening}{number:,}"
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _name_total(number: int | None) -> str:
+    return f"of {number:,}" if number else ""
 
 
 def format_value(value: float) -> str:

@@ -26,10 +26,12 @@ Row = Mapping[str, float]
 
 _FAILURE = "Failure"
 _OTHER_CAUSES = (c.RESIZED, c.DISRUPTED, c.POD_REPLACEMENT, c.RESUMED, c.NODES_READMITTED)
+_SAME_ATTEMPT = (c.RESTARTED_IN_PLACE, c.POD_REPLACEMENT, c.RESIZED)
+"""Restarts that can leave the attempt as it is."""
 RESTART = "restart"
 _SAME_SECONDS = 60.0
 _PACE = ("samples_per_second", "steps_per_second")
-_ATTEMPT = re.compile(r"attempt \d+: ")
+_ATTEMPT = re.compile(r"\Aattempt \d+: ")
 """How the message of a failure begins, whose mark has a result."""
 LATE_SECONDS = 15.0
 """After this time the operator has reported an in-place restart."""
@@ -95,12 +97,12 @@ class RecordedRun:
         self.events = sorted(self.events, key=lambda event: event.time)
         ended = self.status.completion_time
         times = [time.timestamp() for time in (self.status.start_time, ended) if time]
-        times += [row["time"] for row in self.rows] + [event.time for event in self.events]
+        times += [row["time"] for row in rows] + [event.time for event in self.events]
         self.start = min(times, default=0.0)
         self.end = (ended.timestamp() if ended else max(times, default=0.0)) - self.start
         causes = [*self.events, *_recall_restart(self.status, self.events)]
         self.marks = marks = find_marks(self.rows, causes, self.start)
-        if marks and not marks[-1].result and self.status.phase == "Failed":
+        if marks and not marks[-1].result and _is_fatal(self.status, self.events):
             marks[-1] = replace(marks[-1], result="the job failed")
 
     @property
@@ -180,6 +182,16 @@ def _is_cause(event: LoggedEvent) -> bool:
     return event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES
 
 
+def _is_fatal(status: Status, events: Sequence[LoggedEvent]) -> bool:
+    """Return whether the last failure of the sorted events ended the job: no attempt and no restart followed it."""
+    failure = status.last_failure
+    times = [event.time for event in events if event.reason.startswith(_FAILURE)]
+    if not times or status.phase != "Failed" or failure is None or failure.attempt != status.attempt:
+        return False
+    # A restart is reported with its failure, and the order of Events in a second is not known.
+    return not any(event.reason in _SAME_ATTEMPT and event.time >= times[-1] // 1 for event in events)
+
+
 def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each process of rank 0. A new one has a later attempt, or its step counter decreases."""
     parts: list[list[Row]] = []
@@ -206,7 +218,8 @@ def _end_at_last_step(process: Sequence[Row]) -> list[Row]:
 
 def _describe_restart(before: Row, after: Row) -> tuple[str, int]:
     """Return the result and the attempt of a mark between two rows."""
-    former, attempt = (int(row.get("attempt", 0)) for row in (before, after))
+    attempt = int(after.get("attempt", 0))
+    former = int(before.get("attempt", attempt))
     result = f"restarted {'as' if attempt > former else 'in'} attempt {attempt}" if attempt else "restarted"
     return result, attempt if attempt > former else 0
 

@@ -76,6 +76,13 @@ def test_loss_that_is_not_a_number_is_shown_although_its_chart_has_no_point() ->
     assert ("loss", "nan", "") in list_cards(lost, NOW)
 
 
+def test_total_of_zero_is_not_shown(tmp_path: Path) -> None:
+    progress = {"step": 3, "totalSteps": 0, "epoch": 0, "epochs": 0}
+    run = with_pods(tmp_path, phase="Running", progress=progress, nodes={"desired": 0})
+    cards = [card for card in list_cards(run, NOW) if card.name in ("step", "epoch", "nodes")]
+    assert cards == [("step", "3", ""), ("epoch", "0", ""), ("nodes", "0", "")]
+
+
 def test_failed_rank_is_first_with_its_failure(tmp_path: Path) -> None:
     failure = {"attempt": 1, "rank": 3, "pod": "x-1-0", "exitCode": 1, "category": "UserError", "message": "m"}
     rows = list_ranks(with_pods(tmp_path, report(4, slow=2), phase="Failed", lastFailure=failure))

@@ -101,13 +101,47 @@ class TestRun:
         assert run.rows[-1]["validation_loss"] == 0.5
         assert (run.checkpoints, run.end) == ([(2.0, 3.0)], 5.0)
 
-    def test_last_failure_of_a_failed_run_ended_it(self) -> None:
-        job = resource() | {"status": {"phase": "Failed"}}
-        events = [LoggedEvent(time, "Warning", "FailureOOM", "") for time in (1009.0, 1010.5, 1040.0)]
-        for phase, result in (("Failed", "the job failed"), ("Running", "")):
-            job["status"] = {"phase": phase}
-            run = RecordedRun(job, parse_status(job), rows(), events, name="x", under_way=True)
-            assert [mark.result for mark in run.marks] == ["restarted in attempt 1", "restarted as attempt 2", result]
+    def test_run_without_a_known_end_ends_at_its_last_row_even_if_it_hung(self) -> None:
+        job = resource() | {"status": {"phase": "Running"}}
+        made = [{"time": 1000.0 + n, "step": min(n, 3.0)} for n in range(304)]
+        run = RecordedRun(job, parse_status(job), made, (), name="x", under_way=False)
+        assert (run.rows[-1]["time"], run.end) == (1003.0, 303.0)
+
+    @pytest.mark.parametrize(
+        ("phase", "attempt", "restart", "result"),
+        [
+            ("Failed", 2, None, "the job failed"),
+            ("Failed", 2, LoggedEvent(1010.0, "Normal", "RestartedInPlace", ""), "the job failed"),
+            ("Failed", 2, LoggedEvent(1040.0, "Normal", "RestartedInPlace", ""), ""),
+            ("Failed", 3, None, ""),  # no step followed the failure, but an attempt did
+            ("Running", 2, None, ""),
+        ],
+    )
+    def test_last_failure_ended_a_failed_run_if_nothing_followed(
+        self, phase: str, attempt: int, restart: LoggedEvent | None, result: str
+    ) -> None:
+        job = resource() | {"status": {"phase": phase, "attempt": attempt, "lastFailure": FAILURE | {"attempt": 2}}}
+        events = [LoggedEvent(time, "Warning", "FailureOOM", "") for time in (1009.0, 1010.5, 1040.5)]
+        events += [restart] if restart is not None else []
+        run = RecordedRun(job, parse_status(job), rows(), events, name="x", under_way=True)
+        assert [mark.result for mark in run.marks] == ["restarted in attempt 1", "restarted as attempt 2", result]
+
+    def test_recalled_restart_did_not_end_the_job(self) -> None:
+        restart = {"attempt": 2, "time": "1970-01-01T00:17:20Z", "cause": "UserError"}
+        status = {"phase": "Failed", "attempt": 2, "lastFailure": FAILURE | {"attempt": 2}, "lastRestart": restart}
+        job = resource() | {"status": status}
+        run = RecordedRun(job, parse_status(job), rows()[:3], (), name="x", under_way=False)
+        assert [(mark.label, mark.result) for mark in run.marks] == [("UserError", "")]
+
+    def test_mark_keeps_the_attempt_in_the_text_of_the_user(self) -> None:
+        events = [
+            LoggedEvent(1020.0, "Warning", "FailureOOM", f"{start}at attempt 7: x") for start in ("attempt 1: ", "")
+        ]
+        assert [mark.cause for mark in find_marks(rows(6), events, 1000.0)][-2:] == ["at attempt 7: x"] * 2
+
+    def test_restart_after_a_row_without_an_attempt_began_none(self) -> None:
+        made = [{"time": 1000.0, "steps": 5.0}, {"time": 1001.0, "steps": 1.0, "attempt": 1.0}]
+        assert find_marks(made, (), 1000.0) == [Mark(0.0, "restart", "", "restarted in attempt 1")]
 
     def test_step_time_is_split_between_rows_of_one_process(self) -> None:
         found = split_step_time(rows())
