@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from ddp_cli.local.folder import replace_file
 from ddp_cli.local.own_files import make_own_folder
@@ -25,6 +26,7 @@ from ddp_pod.contract.plain_files import open_plain
 Lookup = Callable[[str, str], Object | None]
 """Find a ConfigMap or Secret of the pod's namespace by kind and name."""
 
+NODE_NAME: Final = "this machine"
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _LONGEST_RUN_ID = 256
 _VALID_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
@@ -116,7 +118,7 @@ def _field(pod: Object, name: str, path: str) -> str:
         "metadata.name": metadata["name"],
         "metadata.namespace": metadata["namespace"],
         "metadata.uid": metadata["uid"],
-        "spec.nodeName": "local",
+        "spec.nodeName": NODE_NAME,
         "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
         **dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"), "127.0.0.1"),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_cli.local import pods, processes
-from ddp_cli.local.container import MissingReference
+from ddp_cli.local.container import NODE_NAME, MissingReference
 from ddp_cli.local.folder import PID_FILE, RUNTIME_LEFTOVERS, is_out_of_space, remove_temporary_files
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.machine import GpuPool
@@ -91,12 +91,12 @@ class Kubelet:
             self._give_back_gpus(pod)
             message = _explain(error, place.folder)
             status = pods.finished_status(pod, START_ERROR_CODE, "StartError", message, self.clock())
-            self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
+            self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": NODE_NAME})
             return
         run = self._runs[uid] = _Run(pod, process, plan, log)
         self.store.hold(pod)
         status = pods.running_status(pod, self.clock())
-        self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
+        self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": NODE_NAME})
         run.watcher = asyncio.create_task(self._watch(run))
         run.watcher.add_done_callback(self._on_watched)
 

@@ -19,7 +19,6 @@ from ddp_operator.manifests.children import LABEL_JOB_NAME
 from ddp_operator.manifests.torchrun import is_interpreter
 from ddp_pod.contract.plan import loopback_address
 
-NODE_NAME: Final = "this machine"
 POD_IP: Final = "127.0.0.1"
 _DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
 _LOG_TAIL_BYTES: Final = 2048

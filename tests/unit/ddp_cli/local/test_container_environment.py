@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_cli.local.container import MissingReference, build_environment, expand, read_data
+from ddp_cli.local.container import NODE_NAME, MissingReference, build_environment, expand, read_data
 
 POD = {
     "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"a/b": "label"}, "annotations": {"c": "note"}},
@@ -54,9 +54,10 @@ def test_fields_of_pod_are_read() -> None:
         "L": "metadata.labels['a/b']",
         "A": "metadata.annotations['c']",
         "H": "status.hostIP",
+        "M": "spec.nodeName",
     }
     env = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
-    assert build(env=env) == {"N": "p", "L": "label", "A": "note", "H": "127.0.0.1"}
+    assert build(env=env) == {"N": "p", "L": "label", "A": "note", "H": "127.0.0.1", "M": NODE_NAME}
 
 
 def test_env_from_adds_valid_names_and_env_overrides_it() -> None:
