@@ -1,4 +1,4 @@
-"""What a pass gives a feature that acts, that observes pods, or that decides where the pods of a job run."""
+"""What a pass gives a feature that acts or that observes pods."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
