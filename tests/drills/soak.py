@@ -29,8 +29,10 @@ from ddp_cli.local.local_cluster import LocalCluster
 from ddp_cli.local.ports import hold_port
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import FEATURES
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.reconcile.turns import Turns
+from ddp_operator.reconcile.fair_turns import FairTurns
 from ddp_operator.reconcile.workqueue import WorkQueue
 from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked
 from tests.support.builders import job_manifest
@@ -85,7 +87,8 @@ class Farm(LocalCluster):
     def __init__(self, folder: Path, environ: Mapping[str, str], *, with_launcher: bool) -> None:
         super().__init__(folder, folder / "claims", environ=environ, gpu_ids=())
         self._with_launcher = with_launcher
-        self.queue: WorkQueue[Key] = WorkQueue(Reconciler(self, turns=Turns()).reconcile, workers=16)
+        reconciler = Reconciler(self, turns=FairTurns(), hooks=Hooks(FEATURES))
+        self.queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, workers=16)
         self._waiting: dict[str, asyncio.Event] = {}
         self._logs = folder / "logs"
 

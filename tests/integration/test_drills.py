@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_operator.reconcile.fair_turns import FairTurns
 from tests.drills import __main__ as drills
 from tests.drills.core import Drill, DrillOutcome, DrillRow, NotHere, Perished, build_table
 from tests.drills.scene import Session
@@ -24,9 +25,13 @@ def test_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.nightly
-async def test_small_soak_ends_without_leftovers(tmp_path: Path) -> None:
-    sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, real=False)
+async def test_small_soak_ends_without_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[FairTurns] = []
+    run = FairTurns.run
+    monkeypatch.setattr(FairTurns, "run", lambda self, *args, **more: turns.append(self) or run(self, *args, **more))
+    sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, with_launcher=False)
     assert (sequence.jobs, at_once.jobs) == ([1, 2], [4, 8, 12, 16])
+    assert turns, "the operator's own turns were measured"
     for samples in (sequence, at_once):
         for name in ("processes", "temporary files", "objects kept"):
             assert set(samples.figures[name]) == {0}
