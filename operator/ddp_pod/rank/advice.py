@@ -4,13 +4,18 @@ An immutable object, a container that changes under a loop, a class without its 
 """
 
 import ast
+import inspect
+import io
+import linecache
 import sys
+import textwrap
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError
 from enum import Enum
 from itertools import islice
-from types import FrameType, FunctionType, GeneratorType, GetSetDescriptorType, MappingProxyType, TracebackType
+from types import CodeType, FrameType, FunctionType, GeneratorType, MappingProxyType, ModuleType, TracebackType
 from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
@@ -21,6 +26,7 @@ from .calls import (
     advise_on_missing,
     advise_on_parameters,
     advise_on_result,
+    find_scope,
     shorten_code,
 )
 from .near_names import list_near
@@ -59,7 +65,17 @@ _JSON: Final = {
     "ndarray": ".tolist()", "generic": ".item()", "Enum": ".value", "bytes": ".decode()", "Decimal": "float()",
 }  # fmt: skip
 _VIEWS: Final = ("items", "keys", "values")
+_CHANGES: Final = (
+    "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft",
+    "remove", "setdefault", "update",
+)  # fmt: skip
+_LEAVING: Final = (ast.Break, ast.Return, ast.Raise)
+_LATER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LOOPS: Final = ("get_running_loop", "get_event_loop")
+_FILES: Final = (io.FileIO, io.BytesIO, io.StringIO)
+_LAYERS: Final = ((io.TextIOWrapper, "buffer"), *((kind, "raw") for kind in (
+    io.BufferedReader, io.BufferedWriter, io.BufferedRandom
+)))  # fmt: skip
 _STATES: Final = ("_closed", "closed", "_shutdown")
 _CLOSING: Final = ("close", "shutdown")
 
@@ -91,15 +107,15 @@ def find_advice(
     if own is not None:
         frame, statement, expression = own
         texts += [
-            _advise_on_immutable(error, frame, statement),
+            _advise_on_immutable(error, own, last),
             _advise_on_abstract(error, frame, expression),
             _advise_on_fields(error, frame, expression),
             _advise_on_nothing(error, frame, expression),
-            _advise_on_closed(error, frame, expression, last, tree),
+            _advise_on_closed(error, own, last, tree),
         ]
         if frame is last:
             texts += [
-                _advise_on_iteration(error, frame, statement, expression),
+                _advise_on_iteration(error, frame, statement),
                 _advise_on_operands(error, frame, expression),
             ]
         if isinstance(error, TypeError):
@@ -113,7 +129,7 @@ def _advise_on_calls(
     frame, statement, expression = own
     texts = [
         advise_on_parameters(message, frame, expression),
-        advise_on_missing(message, expression),
+        advise_on_missing(message, frame, expression),
         advise_on_count(message, frame, expression),
     ]
     if is_innermost:
@@ -123,41 +139,80 @@ def _advise_on_calls(
     return texts
 
 
-def _advise_on_immutable(error: BaseException, frame: FrameType, statement: ast.stmt) -> str:
+def _advise_on_immutable(error: BaseException, own: tuple[FrameType, ast.stmt, ast.AST], last: FrameType) -> str:
     """Return how to change an object of which a statement has set an attribute or an item in vain."""
+    frame, statement, expression = own
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    for target in targets if isinstance(error, (AttributeError, TypeError)) else ():
-        if not isinstance(target, (ast.Attribute, ast.Subscript)):
-            continue
-        part, owner = read_operand(frame, target.value)
-        if part is not target.value or owner is MISSING:
-            continue
-        name = shorten_code(part)
-        if isinstance(target, ast.Subscript):
-            return f"{name} cannot change: make it a {_CHANGEABLE[type(owner)]}" if type(owner) in _CHANGEABLE else ""
-        if getattr(find_member(type(owner), "__dataclass_params__"), "frozen", False) is True:
-            return f"{name} cannot change: build another, dataclasses.replace({name}, {target.attr}=…)"
-        if is_instance(owner, tuple) and find_member(type(owner), "_fields") is not None:
-            return f"{name} cannot change: build another, {name}._replace({target.attr}=…)"
-        member = find_member(type(owner), target.attr)
-        if type(member) is property and member.fset is None:
-            return f"{name}.{target.attr} is a property without a setter: add one, or change what it computes from"
-        if find_member(type(owner), "__slots__") is not None and member is None and not read_attributes(owner):
-            return f"{list_names(type(owner))[0]} has no {target.attr} in its __slots__: add it there"
-    return ""
+    target = targets[0]
+    if not isinstance(target, (ast.Attribute, ast.Subscript)) or len(targets) > 1:
+        return ""
+    part, owner = read_operand(frame, target.value)
+    if part is not target.value or owner is MISSING:
+        return ""
+    name = shorten_code(part)
+    if isinstance(target, ast.Subscript):
+        is_refused = "does not support item assignment" in str(error) and expression is target
+        is_known = is_refused and type(owner) in _CHANGEABLE and type(error) is TypeError
+        return f"{name} cannot change: make it a {_CHANGEABLE[type(owner)]}" if is_known else ""
+    if not isinstance(error, AttributeError) or expression is not statement:  # the right side has raised
+        return ""
+    if type(error) is FrozenInstanceError:
+        is_frozen = getattr(find_member(type(owner), "__dataclass_params__"), "frozen", False) is True
+        return f"{name} cannot change: build another, dataclasses.replace({name}, {target.attr}=…)" if is_frozen else ""
+    return _advise_on_attribute(name, owner, target.attr, statement) if frame is last else ""
 
 
-def _advise_on_iteration(error: BaseException, frame: FrameType, statement: ast.stmt, expression: ast.AST) -> str:
-    """Return over what to iterate instead of a container that changes in the loop, unless a thread may change it."""
-    nodes = [statement.iter] if isinstance(statement, ast.For) else []
-    nodes += [loop.iter for loop in getattr(expression, "generators", ())]
-    for node in nodes if type(error) is RuntimeError and is_alone() else ():
-        is_view = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
-        iterated = node.func.value if is_view else node  # type: ignore[attr-defined]
-        part, container = read_operand(frame, iterated)
-        if part is iterated and is_instance(container, dict, set, deque):
-            return f"iterate over a copy, list({shorten_code(node)}), as the loop changes it"
-    return ""
+def _advise_on_attribute(name: str, owner: Any, attribute: str, statement: ast.stmt) -> str:
+    """Return how to change an object whose attribute could not be set."""
+    if is_instance(owner, tuple) and find_member(type(owner), "_fields") is not None:
+        return f"{name} cannot change: build another, {name}._replace({attribute}=…)"
+    member = find_member(type(owner), attribute)
+    if type(member) is property and member.fset is None:
+        return f"{name}.{attribute} is a property without a setter: add one, or change what it computes from"
+    has_slots = find_member(type(owner), "__slots__") is not None and not any(
+        "__dict__" in list_own_members(base) for base in list_bases(type(owner))
+    )
+    is_absent = has_slots and member is None and not isinstance(statement, ast.AugAssign)  # which reads it first
+    return f"{list_names(type(owner))[0]} has no {attribute} in its __slots__: add it there" if is_absent else ""
+
+
+def _advise_on_iteration(error: BaseException, frame: FrameType, statement: ast.stmt) -> str:
+    """Return over what to iterate instead of a container that changes in the loop."""
+    changed = find_changed(frame, statement) if type(error) is RuntimeError else None
+    return "" if changed is None else f"iterate over a copy, list({shorten_code(changed)}), as the loop changes it"
+
+
+def find_changed(frame: FrameType, statement: ast.stmt) -> ast.expr | None:
+    """Return over what a loop iterates, if that is a container which its body changes; None: a thread may change it."""
+    if not isinstance(statement, ast.For) or not is_alone():
+        return None
+    node = statement.iter
+    is_view = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
+    iterated = node.func.value if is_view else node  # type: ignore[attr-defined]
+    part, container = read_operand(frame, iterated)
+    is_known = part is iterated and is_instance(container, dict, set, deque)
+    return node if is_known and _has_change(statement, ast.unparse(iterated)) else None
+
+
+def _has_change(loop: ast.For, name: str) -> bool:
+    """Return whether the body of a loop adds or removes an item of what has a name, and goes on."""
+    blocks = [value for node in ast.walk(loop) for _, value in ast.iter_fields(node) if isinstance(value, list)]
+    other = [item for block in blocks if any(isinstance(item, _LEAVING) for item in block) for item in block]
+    other += [node for node in ast.walk(loop) if isinstance(node, _LATER)]
+    skipped = {id(part) for node in other for part in ast.walk(node)}
+    nodes = [part for item in loop.body for part in ast.walk(item) if id(part) not in skipped]
+    is_set = any(isinstance(getattr(node, "ctx", None), ast.Store) and ast.unparse(node) == name for node in nodes)
+    keys = [ast.unparse(node) for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+    return not is_set and any(_changes(node, name, keys) for node in nodes)
+
+
+def _changes(node: ast.AST, name: str, keys: Sequence[str]) -> bool:
+    """Return whether code adds or removes an item of what has a name. ``keys``: of items that it has."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _CHANGES and ast.unparse(node.func.value) == name
+    if not isinstance(node, ast.Subscript) or isinstance(node.ctx, ast.Load) or ast.unparse(node.value) != name:
+        return False
+    return isinstance(node.ctx, ast.Del) or ast.unparse(node.slice) not in keys
 
 
 def is_alone() -> bool:
@@ -219,8 +274,19 @@ def _advise_on_missing_method(error: BaseException, last: FrameType) -> str:
     for base in list_bases(kind)[1:]:
         for name, member in list_own_members(base).items():
             if type(member) is FunctionType and member.__code__ is code and find_member(kind, name) is member:
-                return _describe_missing([name], kind)
+                return _describe_missing([name], kind) if _only_raises(code) else ""
     return ""
+
+
+def _only_raises(code: CodeType) -> bool:
+    """Return whether a function has nothing but a docstring and a statement that raises."""
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    try:
+        function: Any = ast.parse(textwrap.dedent("".join(inspect.getblock(lines)))).body[0]
+    except (IndexError, SyntaxError):
+        return False
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return len(body) == 1 and isinstance(body[0], ast.Raise)
 
 
 def _advise_on_abstract(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
@@ -252,10 +318,13 @@ def _advise_on_nothing(error: BaseException, frame: FrameType, expression: ast.A
         node = node.args[0]
     if not isinstance(error, StopIteration):
         return ""
-    attributes = read_attributes(read_operand(frame, node)[1])
+    part, value = read_operand(frame, node)
+    if part is not node or value is MISSING or find_member(type(value), "__next__") is not None:  # it may be used up
+        return ""
+    attributes = read_attributes(value)
     size = attributes.get("batch_size") if attributes.get("drop_last") is True else None
-    dropped = f", or has fewer than {size} samples (drop_last=True)" if type(size) is int else ""
-    return f"{shorten_code(node)} is empty{dropped}"
+    dropped = f": it has fewer than {size} samples (drop_last=True)" if type(size) is int else ""
+    return f"{shorten_code(node)} gives no item{dropped}"
 
 
 def _describe_missing(methods: Sequence[str], kind: type) -> str:
@@ -292,7 +361,7 @@ def _advise_on_loop(error: BaseException, last: FrameType) -> str:
     """Return where to call what needs a running event loop."""
     code = last.f_code
     is_asyncio = str(last.f_globals.get("__name__")).partition(".")[0] == "asyncio"
-    looks_up = code.co_name in _LOOPS or any(name in code.co_names for name in _LOOPS)
+    looks_up = code.co_name in _LOOPS or str(error) == "no running event loop"
     if type(error) is not RuntimeError or not is_asyncio or not looks_up:
         return ""
     is_running = sys.modules["asyncio"]._get_running_loop() is not None
@@ -331,36 +400,45 @@ def _advise_on_json(last: FrameType, ways: Mapping[int, str]) -> str:
 
 
 def _advise_on_closed(
-    error: BaseException, frame: FrameType, expression: ast.AST, last: FrameType, tree: ast.Module | None
+    error: BaseException, own: tuple[FrameType, ast.stmt, ast.AST], last: FrameType, tree: ast.Module | None
 ) -> str:
     """Return which object of Python's library is closed whose method has raised, and where the script has closed it."""
-    for node in ast.walk(expression) if isinstance(error, (RuntimeError, ValueError)) else ():
-        if not isinstance(node, (ast.Name, ast.Attribute)):
-            continue
-        part, value = read_operand(frame, node)
-        is_used = last is frame or last.f_locals.get("self") is value
-        if part is node and value is not MISSING and is_used and _is_closed(value):
-            name = shorten_code(node)
-            line = _find_closing(tree, name, frame) if tree is not None else 0
-            place = f" since line {line}" if line else ""
-            return f"{name} is closed{place}: use it before, or open it again"
-    return ""
+    frame, statement, expression = own
+    function = expression.func if isinstance(expression, ast.Call) else None
+    is_refusal = isinstance(statement, (ast.Raise, ast.Assert))
+    if not isinstance(error, (RuntimeError, ValueError)) or is_refusal or not isinstance(function, ast.Attribute):
+        return ""
+    node = function.value
+    part, value = read_operand(frame, node)
+    is_used = last is frame or last.f_locals.get("self") is value
+    if part is not node or value is MISSING or not is_used or not _is_closed(value):
+        return ""
+    scope = None if tree is None else find_scope(tree, frame.f_code)
+    line = 0 if scope is None else _find_closing(scope, ast.unparse(node), frame)
+    place = f" since line {line}" if line else ""
+    return f"{shorten_code(node)} is closed{place}: use it before, or open it again"
 
 
 def _is_closed(value: Any) -> bool:
-    if find_module_name(type(value)) == "_io":
-        member = find_member(type(value), "closed")
-        return type(member) is GetSetDescriptorType and member.__get__(value) is True
-    if not is_of_python(find_module_name(type(value))):  # a peer may have closed it
+    for kind, name in _LAYERS:
+        if type(value) is kind:
+            try:
+                value = find_member(kind, name).__get__(value)
+            except (AttributeError, ValueError):  # it is detached
+                return False
+    if any(type(value) is plain for plain in _FILES):
+        return find_member(type(value), "closed").__get__(value) is True
+    module = find_module_name(type(value))
+    if module == "_io" or not is_of_python(module):  # a peer may have closed it
         return False
     attributes = read_attributes(value)
     return any(attributes.get(state) is True for state in _STATES)
 
 
-def _find_closing(tree: ast.Module, name: str, frame: FrameType) -> int:
+def _find_closing(scope: ast.AST, name: str, frame: FrameType) -> int:
     """Return the line that closes what has a name, or that begins the block at whose end it is closed; 0: unknown."""
     lines = []
-    for node in ast.walk(tree):
+    for node in ast.walk(scope):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             is_used = any(line.lineno <= frame.f_lineno <= (line.end_lineno or 0) for line in node.body)
             names = [item.optional_vars or item.context_expr for item in node.items]
@@ -383,18 +461,42 @@ def _advise_on_operands(error: BaseException, frame: FrameType, expression: ast.
     """Return how to convert an operand that is too large, of several elements, or without a hash."""
     message = str(error) if isinstance(error, (RuntimeError, TypeError, ValueError, OverflowError)) else ""
     if message.startswith("Boolean value of Tensor with more than one value"):
-        return "reduce it to one value, by .any(), .all() or .item()"
+        return "reduce it to one value, by .any() or .all()"
     if isinstance(error, IndexError) and isinstance(expression, ast.Subscript):
         return _advise_on_index(frame, expression)
-    for node in ast.walk(expression) if message else ():
-        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            continue
+    is_hashed = type(error) is TypeError and "unhashable type: '" in message
+    is_large = "overflow" in message.lower() or "too large to convert" in message
+    nodes = _list_hashed(expression) if is_hashed else _list_numbers(frame, expression) if is_large else ()
+    for node in nodes:
         part, value = read_operand(frame, node)
-        if part is not node or value is MISSING:
-            continue
         kind = type(value)
-        if type(error) is TypeError and kind in _HASHABLE and f"unhashable type: '{kind.__name__}'" in message:
+        if part is not node or value is MISSING or not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            continue
+        if is_hashed and kind in _HASHABLE and f"unhashable type: '{kind.__name__}'" in message:
             return f"{shorten_code(node)} has no hash: make it {_HASHABLE[kind]}"
-        if type(error) is not TypeError and kind is int and value.bit_length() > _BITS:
+        if not is_hashed and kind is int and value.bit_length() > _BITS:
             return f"{shorten_code(node)} has more than {_BITS} bits: reduce it (% 2**{_BITS})"
     return ""
+
+
+def _list_hashed(expression: ast.AST) -> Iterator[ast.expr]:
+    """Yield the keys and elements in code of which it takes the hash itself."""
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Subscript):
+            yield node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add":
+            yield from node.args
+        elif isinstance(node, ast.Set):
+            yield from node.elts
+        elif isinstance(node, ast.Dict):
+            yield from filter(None, node.keys)
+
+
+def _list_numbers(frame: FrameType, expression: ast.AST) -> Iterator[ast.expr]:
+    """Yield what code passes to a function of torch or NumPy, also in a list."""
+    function = expression.func if isinstance(expression, ast.Call) else None
+    module = read_operand(frame, function.value)[1] if isinstance(function, ast.Attribute) else None
+    if type(module) is not ModuleType or module.__name__.partition(".")[0] not in ("torch", "numpy"):
+        return
+    for node in expression.args if isinstance(expression, ast.Call) else ():
+        yield from node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
-from .advice import find_advice, is_alone
+from .advice import find_advice, find_changed, is_alone
 from .calls import find_assigned
 from .collation import describe_batch
 from .library_calls import read_documentation
@@ -68,7 +68,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
         last = _find_part(error, traces[-2]) or last
     required = None if last is None or own_trace is None else last.required or _find_missing_value(error, last)
-    absent = None if own is None or own.is_refusal or required is not None else _find_absent_argument(error, own)
+    absent = None if own is None or own.is_refusal or required is not None else _find_absent_argument(error, own, last)
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
@@ -135,6 +135,8 @@ def _find_device(error: BaseException, last: _Part) -> str:
     if values.device:
         return values.device if _is_native(last) and not values.is_diverged else ""
     is_plain = type(error) is RuntimeError and is_plain_call(last.frame, last.expression)
+    if "during iteration" in str(error):
+        is_plain = is_plain and find_changed(last.frame, last.statement) is not None
     return "cpu" if is_plain and is_alone() else ""
 
 
@@ -372,15 +374,29 @@ def _find_value_that_is_none(error: BaseException, part: _Part) -> ast.expr | No
     return ast.Compare(value, [ast.IsNot()], [ast.Constant(None)])
 
 
-def _find_absent_argument(error: BaseException, own: _Part) -> ast.expr | None:
-    """Return that the only argument of the script's own line that is None must not be, if an error is about None."""
-    if not isinstance(error, TypeError) or _NONE_TYPE not in str(error) or not isinstance(own.expression, ast.Call):
+def _find_absent_argument(error: BaseException, own: _Part, last: _Part | None) -> ast.expr | None:
+    """Return that the only argument of the script's own line that is None must not be, if an error is about None.
+
+    A message names it, or no other argument may have a None in it.
+    """
+    message = str(error)
+    call = own.expression
+    if not isinstance(error, TypeError) or _NONE_TYPE not in message or not isinstance(call, ast.Call):
         return None
-    arguments = [*own.expression.args, *(keyword.value for keyword in own.expression.keywords)]
-    names = [node for node in arguments if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))]
-    known = ((node, read_operand(own.frame, node)) for node in names)
-    absent = [node for node, (part, value) in known if part is node and value is None]
-    return ast.Compare(absent[0], [ast.IsNot()], [ast.Constant(None)]) if len(absent) == 1 else None
+    names = {f"(position {number})": node for number, node in enumerate(call.args, 1)}
+    is_own = last is own and not any(isinstance(node, ast.Starred) for node in call.args)
+    names |= {f"'{keyword.arg}'": keyword.value for keyword in call.keywords}
+    values = {name: read_operand(own.frame, node) for name, node in names.items()}
+    absent = [name for name, (part, value) in values.items() if part is names[name] and value is None]
+    absent = [name for name in absent if not isinstance(names[name], ast.Constant)]
+    is_certain = all(part is names[name] and _has_no_parts(value) for name, (part, value) in values.items())
+    if len(absent) != 1 or not (is_certain or (is_own and absent[0] in message)):
+        return None
+    return ast.Compare(names[absent[0]], [ast.IsNot()], [ast.Constant(None)])
+
+
+def _has_no_parts(value: Any) -> bool:
+    return type(value) in (type(None), bool, int, float, str) or is_tensor_value(value)
 
 
 def _list_operands(node: ast.AST) -> Iterator[ast.expr]:

@@ -10,6 +10,7 @@ from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from ..base.exceptions import LIBRARY
 from .script_objects import (
     WRAPPING,
     find_function,
@@ -165,11 +166,14 @@ def _find_wrapped(owner: Any, name: str) -> str:
 
 
 def _find_parameters(error: TypeError, frame: FrameType, code: ast.AST) -> Names:
-    argument = _ARGUMENT.search(str(error))
+    message = str(error)
+    argument = _ARGUMENT.search(message)
+    if "missing" in message and LIBRARY.search(frame.f_code.co_filename):
+        return Names()  # the script has named none
     calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)] if argument else []
     for node in calls:
-        function = _find_function(frame, node.func)
-        if function is not None and argument is not None:
+        function = find_called(frame, node.func)
+        if function is not None and argument is not None and message.startswith(f"{function.__qualname__}() "):
             called = function.__code__
             count = called.co_argcount + called.co_kwonlyargcount
             names = [name for name in called.co_varnames[:count] if name != "self"]
@@ -179,7 +183,7 @@ def _find_parameters(error: TypeError, frame: FrameType, code: ast.AST) -> Names
     return Names()
 
 
-def _find_function(frame: FrameType, node: ast.expr) -> FunctionType | None:
+def find_called(frame: FrameType, node: ast.expr) -> FunctionType | None:
     """Return the function that a call runs; None if it is not one of Python, or unknown."""
     part, value = read_operand(frame, node)
     if isinstance(node, ast.Attribute) and part is node.value:

@@ -129,11 +129,6 @@ def drop_in_loop() -> None:
         meters.pop(name[0])
 
 
-def drop_in_comprehension() -> None:
-    meters = {"loss": 1.0, "accuracy": 2.0}
-    [meters.pop(name) for name in meters]
-
-
 def write_later() -> None:
     with io.StringIO() as log:
         log.write("start")
@@ -309,7 +304,6 @@ def crop() -> None:
         (set_name, "build another, batch._replace(x=…)"),
         (set_item, "betas cannot change: make it a list"),
         (drop_in_loop, "iterate over a copy, list(meters.items()), as the loop changes it"),
-        (drop_in_comprehension, "iterate over a copy, list(meters)"),
         (write_later, "log is closed since line "),
         (submit_later, "saver is closed since line "),
         (scale, "must return a gradient for each argument of forward (x, factor): of its shape, or None"),
@@ -322,13 +316,13 @@ def crop() -> None:
         (start_task, "no event loop runs in this thread: do it in a coroutine that asyncio.run() runs"),
         (lambda: Mode("fast"), "Mode has 'full', 'quick'"),
         (lambda: Mode["SLOW"], "Mode has 'FULL', 'QUICK'"),
-        (read_first_batch, "loader is empty, or has fewer than 8 samples (drop_last=True): "),
+        (read_first_batch, "loader gives no item: it has fewer than 8 samples (drop_last=True): "),
         (clip, "pass model.parameters(): "),
         (print_method, "loss.item is a function: call it, loss.item(): "),
         (count_rows, "iterate over range(rows)"),
         (call_module, "write is a module: call write.pprint()"),
         (call_loss_twice, "criterion is a Tensor since line "),
-        (call_headless, "add self as the first parameter of Headless.forward (line "),
+        (call_headless, "x, the first parameter of Headless.forward (line "),
         (read_coroutine, "await load(): "),
         (differentiate_number, "(loss: 0.0, by `torch.zeros(1).item()` in line "),
         (set_epoch, "RandomSampler has no set_epoch, as DistributedSampler has"),
@@ -345,6 +339,272 @@ def test_object_that_refuses_its_use_shows_what_to_do(work: Callable[[], object]
     failure = examine(work, tmp_path)
     assert remedy in failure.remedy
     assert failure.container_exit_code == EXIT_USER_ERROR
+
+
+METERS: Final = {"loss": 1.0}
+
+
+def change_in_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        for _ in METERS:
+            pool.submit(METERS.update, {str(len(METERS)): 1.0}).result()
+
+
+def keep_size_in_loop() -> None:
+    meters = dict(METERS)
+    other = meters
+    for name in meters:
+        other[f"last {name}"] = 1.0
+        meters[name] = 0.0
+
+
+def drop_and_leave(leave: bool = False) -> None:
+    meters = {"loss": 1.0, "accuracy": 2.0}
+    other = meters
+    for name in meters:
+        if leave:
+            meters.pop(name)
+            break
+        other.pop(name)
+
+
+def drop_in_comprehension() -> None:
+    meters = {"loss": 1.0, "accuracy": 2.0}
+    [meters.pop(name) for name in meters]
+
+
+def refuse_log() -> None:
+    log = io.StringIO()
+    log.close()
+    raise ValueError(f"no step in {log}")
+
+
+def pass_closed_log() -> None:
+    log = io.StringIO()
+    log.close()
+    int("x", 0 if log.closed else 10)
+
+
+class Samples(torch.utils.data.Dataset[int]):
+    """An object with slots in a base class, and without any itself."""
+
+
+def store_wrong_value() -> None:
+    samples: Any = Samples()
+    samples.first = torch.no_such_name  # type: ignore[attr-defined]
+
+
+def store_wrong_value_in_slots() -> None:
+    state: Any = State()
+    state.best = torch.no_such_name  # type: ignore[attr-defined]
+
+
+def store_wrong_value_in_tuple() -> None:
+    betas: Any = (0.9, 0.99)
+    betas[1] = len(3)  # type: ignore[arg-type]
+
+
+def hash_rows() -> None:
+    rows: Any = [[1], [2]]
+    set(rows)
+
+
+def make_keys() -> None:
+    rows: Any = [[1], [2]]
+    dict.fromkeys(rows)
+
+
+def enumerate_number() -> None:
+    rows: Any = 3
+    for _ in enumerate(rows):
+        pass
+
+
+def call_parameter(callback: Any = 3) -> None:
+    if SETTINGS is None:
+        callback = len
+    callback("")
+
+
+def call_either() -> None:
+    metric: Any = SETTINGS.get("metric")
+    if SETTINGS is None:
+        metric = metric()
+    metric()
+
+
+def call_imported() -> None:
+    shape: Any = 3
+    if SETTINGS is None:
+        from torch import tensor as shape
+    shape()
+
+
+def compare(first: int, second: int) -> int:
+    """Compare, unlike what a key does."""
+    return first - second
+
+
+def sort_by_comparison() -> None:
+    rows = [3, 1]
+    sorted(rows, key=compare)  # type: ignore[call-overload]
+
+
+def collate_two() -> None:
+    loader = DataLoader([1, 2], collate_fn=compare)  # type: ignore[arg-type]
+    next(iter(loader))
+
+
+def schedule_by_two() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    torch.optim.lr_scheduler.LambdaLR(optimizer, compare)  # type: ignore[arg-type]
+
+
+def zip_model() -> None:
+    model: Any = nn.Linear(2, 2)
+    list(zip(model, [1], strict=True))
+
+
+def clip_other() -> None:
+    model: Any = nn.Linear(2, 2)
+    parameters: Any = 3
+    nn.utils.clip_grad_norm_(parameters, model)
+
+
+def make_loader() -> Any:
+    """Return a coroutine, without being one of them."""
+    return wait()
+
+
+def read_result_of_function() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_loader()["label"]
+
+
+def pass_function() -> None:
+    names: Any = len
+    list(map(str.upper, names))
+
+
+class Checked:
+    """A base class whose method refuses one case alone."""
+
+    def resize(self, size: int) -> int:
+        """Return a size."""
+        if size < 0:
+            raise NotImplementedError("negative sizes")
+        return size
+
+
+class Resized(Checked):
+    """A class that needs no method of its own."""
+
+
+def resize() -> None:
+    Resized().resize(-1)
+
+
+def shift_far() -> None:
+    seed = 1 << 2000
+    float(seed)
+
+
+async def change_timeout() -> None:
+    """Let asyncio refuse something else than a lookup of its loop."""
+    asyncio.timeout(1).reschedule(1.0)
+
+
+def use_new_timeout() -> None:
+    asyncio.run(change_timeout())
+
+
+def read_used_iterator() -> None:
+    rows = (number for number in [1])
+    list(rows)
+    next(iter(rows))
+
+
+class Stream(io.RawIOBase):
+    """A stream of a script, whose peer has closed it."""
+
+    def readable(self) -> bool:
+        """Return that it was open."""
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Return what no record may ask."""
+        return True
+
+
+def read_closed_stream() -> None:
+    stream = io.BufferedReader(Stream())
+    stream.read()
+
+
+class This:
+    """A class whose methods call the object otherwise."""
+
+    def step(this, count: int) -> None:
+        """Step."""
+
+
+def count_this() -> None:
+    worker: Any = This()
+    worker.step(1, 2)
+
+
+def pass_one_of_two() -> None:
+    order: Any = None
+    losses: Any = [None, 1]
+    max(losses, key=order)
+
+
+@pytest.mark.parametrize(
+    ("work", "untrue"),
+    [
+        (change_in_thread, "iterate over a copy"),
+        (keep_size_in_loop, "iterate over a copy"),
+        (drop_and_leave, "iterate over a copy"),
+        (drop_in_comprehension, "iterate over a copy"),
+        (refuse_log, "is closed"),
+        (pass_closed_log, "is closed"),
+        (store_wrong_value, "__slots__"),
+        (store_wrong_value_in_slots, "__slots__"),
+        (store_wrong_value_in_tuple, "cannot change"),
+        (hash_rows, "has no hash"),
+        (make_keys, "has no hash"),
+        (enumerate_number, "iterate over range"),
+        (call_parameter, "since line"),
+        (call_either, "since line"),
+        (call_imported, "since line"),
+        (sort_by_comparison, "pass second"),
+        (collate_two, "pass second"),
+        (schedule_by_two, "pass second"),
+        (schedule_by_two, "takes"),
+        (zip_model, "pass model.parameters()"),
+        (clip_other, "pass model.parameters()"),
+        (read_result_of_function, "await"),
+        (pass_function, "is a function"),
+        (resize, "define resize"),
+        (shift_far, "more than 63 bits"),
+        (use_new_timeout, "no event loop runs"),
+        (read_used_iterator, "gives no item"),
+        (read_used_iterator, "is empty"),
+        (read_closed_stream, "is closed"),
+        (count_this, "add self"),
+        (compare_scores, ".item()"),
+        (pass_one_of_two, "order is not None"),
+    ],
+)
+def test_what_the_objects_do_not_show_is_not_said(work: Callable[[], object], untrue: str, tmp_path: Path) -> None:
+    assert untrue not in examine(work, tmp_path).remedy
+
+
+@pytest.mark.parametrize("work", [change_in_thread, keep_size_in_loop, drop_and_leave])
+def test_container_that_its_loop_does_not_change_may_not_fail_again(work: Callable[[], object], tmp_path: Path) -> None:
+    assert examine(work, tmp_path).container_exit_code == EXIT_RETRYABLE
 
 
 def release() -> None:
