@@ -80,7 +80,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     except InvalidCommand as error:
         is_absent = not trainer.get("command") and not trainer.get("args")
         # A misspelled field of the container explains an absent command better.
-        if not (is_absent and any(found.path.startswith(path) for found in owned_errors)):
+        if not (is_absent and any(not found.path and f"{path}." in found.message for found in owned_errors)):
             errors.append(FieldError(f"{path}.command", str(error)))
     if errors:
         raise InvalidManifest(errors)

@@ -125,6 +125,11 @@ def exit_after_mistake() -> None:
         sys.exit(3)
 
 
+def set_start_method_late() -> None:
+    multiprocessing.get_start_method()  # from then on it is set, if no other test has done so
+    multiprocessing.set_start_method("spawn")
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -149,7 +154,7 @@ def exit_after_mistake() -> None:
         lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
         step_without_gradients,
         lambda: nn.parallel.DistributedDataParallel(nn.ReLU()),
-        lambda: multiprocessing.set_start_method("spawn"),
+        set_start_method_late,
         lambda: asyncio.run(run_loop_in_loop()),
         lambda: torch.einsum("ij->z", torch.ones(2, 2)),
         lambda: assert_positive(-1),
