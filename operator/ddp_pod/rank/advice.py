@@ -195,7 +195,7 @@ def find_changed(frame: FrameType, statement: ast.stmt) -> ast.expr | None:
 
 
 def _has_change(loop: ast.For, name: str) -> bool:
-    """Return whether the body of a loop adds or removes an item of what has a name, and goes on."""
+    """Return whether the body of a loop adds or removes an item of a named container, and continues."""
     blocks = [value for node in ast.walk(loop) for _, value in ast.iter_fields(node) if isinstance(value, list)]
     other = [item for block in blocks if any(isinstance(item, _LEAVING) for item in block) for item in block]
     other += [node for node in ast.walk(loop) if isinstance(node, _LATER)]
@@ -207,7 +207,7 @@ def _has_change(loop: ast.For, name: str) -> bool:
 
 
 def _changes(node: ast.AST, name: str, keys: Sequence[str]) -> bool:
-    """Return whether code adds or removes an item of what has a name. ``keys``: of items that it has."""
+    """Return whether code adds or removes an item of a named container. ``keys``: of items in it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr in _CHANGES and ast.unparse(node.func.value) == name
     if not isinstance(node, ast.Subscript) or isinstance(node.ctx, ast.Load) or ast.unparse(node.value) != name:
@@ -300,7 +300,7 @@ def _advise_on_abstract(error: BaseException, frame: FrameType, expression: ast.
 
 
 def _advise_on_fields(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
-    """Return the fields of a class of pydantic that refuses what it was given."""
+    """Return the fields of a class of pydantic that refuses its values."""
     if not isinstance(error, ValueError) or not isinstance(expression, ast.Call):
         return ""
     part, kind = read_operand(frame, expression.func)
@@ -436,7 +436,7 @@ def _is_closed(value: Any) -> bool:
 
 
 def _find_closing(scope: ast.AST, name: str, frame: FrameType) -> int:
-    """Return the line that closes what has a name, or that begins the block at whose end it is closed; 0: unknown."""
+    """Return the line that closes a named object, or starts the block whose end closes it; 0: unknown."""
     lines = []
     for node in ast.walk(scope):
         if isinstance(node, (ast.With, ast.AsyncWith)):

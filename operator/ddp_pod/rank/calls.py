@@ -68,7 +68,7 @@ def find_assigned(frame: FrameType, name: ast.Name, tree: ast.Module, line: int)
 
 
 def find_scope(tree: ast.Module, code: CodeType) -> ast.AST | None:
-    """Return the function, or the module, that code is of; None: it is of anything else."""
+    """Return the function or the module to which code belongs; None: neither."""
     if code.co_name == "<module>":
         return tree
     for node in ast.walk(tree):
@@ -141,7 +141,7 @@ def advise_on_result(message: str, frame: FrameType, statement: ast.stmt, expres
 
 
 def _list_used(expression: ast.AST) -> Iterator[ast.AST]:
-    """Yield the code whose values an expression works on itself, unlike what it passes to a function."""
+    """Yield the operands of an expression itself, without the arguments of its calls."""
     yield expression
     for node in ast.walk(expression):
         if isinstance(node, ast.BinOp):
@@ -165,7 +165,7 @@ def _find_function(frame: FrameType, node: ast.AST) -> Any:
 
 
 def advise_on_called(message: str, frame: FrameType, expression: ast.AST, tree: ast.Module) -> str:
-    """Return what a name stands for that is called like a function."""
+    """Return the value of a name that is called like a function."""
     if "object is not callable" not in message or not isinstance(expression, ast.Call):
         return ""
     function = expression.func

@@ -209,7 +209,7 @@ def _is_plain_table(value: Any) -> bool:
 
 
 def is_tensor_value(value: Any) -> bool:
-    """Return whether a value is a tensor without code of its own."""
+    """Return whether a value is a tensor of a class without further code."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and read_tensor(torch, value) is not None
 

@@ -60,7 +60,7 @@ def _describe_child(child: ChildStack) -> Helper:
 
 
 def explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollectives) -> Helper:
-    """Return for which file or process the kernel lets a rank wait, or what the call in which it is should do."""
+    """Return the file or process for which a rank waits in the kernel, or the documentation of its call."""
     wait = find_kernel_wait(worker.pid)
     if wait is not None:
         return Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
