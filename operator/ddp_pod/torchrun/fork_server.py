@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 
 from ..base.files import BOOTSTRAP, log
 from ..contract.frames import Delivery, read_frame, receive_with_descriptors
-from ..contract.processes import adopt_orphans, set_environment, set_parent_death_signal
+from ..contract.processes import adopt_orphans, read_stat, set_environment, set_parent_death_signal
 from .fork_client import ServerStart, request_fork
 from .frames import decode
 from .renewal import renew_imported_state
@@ -361,8 +361,7 @@ def _set_title(command: Sequence[str]) -> None:
     with suppress(ImportError, OSError, ValueError, IndexError):  # ranks run without a title too
         import ctypes
 
-        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = read_stat("self")
         start = int(fields[45])  # the command line's place in memory, see proc(5)
         end = int(fields[46])
         title = b"".join(os.fsencode(word) + b"\0" for word in command)[: end - start - 1]

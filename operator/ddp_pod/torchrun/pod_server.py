@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from ..base.pod_setup import default_threads, read_pod
 from ..contract.names import ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
 from ..contract.pod_start import READY, PodStart, receive_start
-from ..contract.processes import set_environment, set_parent_death_signal
+from ..contract.processes import read_stat, set_environment, set_parent_death_signal
 from .fork_client import keep_server
 from .fork_server import (
     PATHS,
@@ -142,8 +142,7 @@ def write_mark(former: str, mark: str) -> None:
 
     `ddp` finds the processes of a pod by it, also those that their parents have left.
     """
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
+    fields = read_stat("self")
     start = int(fields[47])  # env_start and env_end, see proc(5)
     end = int(fields[48])
     place = ctypes.string_at(start, end - start).find(f"{ENV_LOCAL_POD}={former}\0".encode())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state
+from ...contract.processes import SLEEPING_STATES, find_family, name_command, process_state, read_stat
 from ...failures.text import describe_exit, find_signal
 from ...network.connections import find_peer
 from .remedies import (
@@ -38,7 +38,7 @@ _FUTEX: Final = "futex"
 _FUTEX_PRIVATE: Final = 128
 _FUTEX_COMMAND: Final = 127
 _FUTEX_WAITS: Final = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
-_EXIT_CODE: Final = 49  # its index in proc(5), stat, behind the name: 0 unless this user may see it
+_EXIT_CODE: Final = 49  # its index in ``read_stat``: 0 unless this user may see it
 _COMMAND_LIMIT: Final = 60  # characters
 _SAMPLES: Final = 10  # of a process's state
 _SECONDS_BETWEEN_SAMPLES: Final = 0.01
@@ -68,8 +68,11 @@ def find_dead_child(pid: int) -> str:
     """
     own_name = _read(f"/proc/{pid}/comm").strip()
     for child in _list_children(pid):
-        name, _, rest = _read(f"/proc/{child}/stat").partition("(")[2].rpartition(")")
-        fields = rest.split()
+        name = _read(f"/proc/{child}/comm").strip()
+        try:
+            fields = read_stat(child)
+        except OSError:
+            continue  # somebody has awaited it
         if len(fields) <= _EXIT_CODE or fields[0] != "Z" or (name, fields[1]) != (own_name, str(pid)):
             continue
         code = os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
