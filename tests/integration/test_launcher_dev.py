@@ -398,6 +398,43 @@ def test_pod_0_lost_in_the_middle_of_a_transfer_leaves_the_former_run(start: Cal
         assert "run of two with [], world 2" in job.log_since(index, "run 3 starts")
 
 
+def list_pods_in_run(job: DevPods, run: int) -> list[int]:
+    """Return the pods in which a run has started."""
+    return [index for index in range(len(job.pods)) if f"run {run} starts" in job.log(index)]
+
+
+def test_spare_starts_a_run_only_when_it_is_needed(start: Callable[..., DevPods], tmp_path: Path) -> None:
+    job = start(spares=3, max_restarts=3, config={"restarts_without_progress": 1})
+    job.until_held()
+    over = tmp_path / "over"
+    waits = f"while not os.path.exists({str(over)!r}): time.sleep(0.1)"
+    files = {"part.py": f"import os, time\nNAME = 'two'\ndef train():\n    {waits}\n"}
+    events = job.order("run", files)
+    assert next(event for event in events if event.kind == "started").pods == 3
+    job.pods[0].until(lambda: "run of two" in job.log(1), "the run trains in pods 0 and 1")
+    assert list_pods_in_run(job, 2) == [0, 1, 2]
+
+    job.pods[1].signal(1, signal.SIGKILL)
+    job.pods[0].until(lambda: "run of two with [], world 2" in job.log(2), "the first spare takes the place")
+    job.pods[0].until(lambda: list_pods_in_run(job, 2) == [0, 1, 2, 3], "another one comes to the rendezvous")
+    job.pods[2].signal(2, signal.SIGKILL)
+    job.pods[0].until(lambda: "run of two with [], world 2" in job.log(3), "that one takes the place, too")
+    over.touch()
+    assert [event.result for event in events if event.kind == "ended"] == ["Succeeded"]
+    assert [event.kind for event in job.order("release")] == ["stopped", "released"]
+    assert [job.pods[index].wait(index).code for index in (0, 3, 4)] == [0, 0, 0]
+
+
+def test_new_pod_0_takes_the_run_of_those_that_train(start: Callable[..., DevPods]) -> None:
+    job = start(spares=2, max_restarts=3, config={"restarts_without_progress": 1})
+    job.until_held()
+    assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
+    job.replace(0)
+    job.pods[0].until(lambda: job.report().get("dev", {}).get("run") == 2, "the new pod 0 takes the run of its peers")
+    assert job.run()[-1].result == "Succeeded"
+    assert "run of two with [], world 2" in job.log_since(0, "run 3 starts")
+
+
 @pytest.mark.parametrize("options", [{"spares": 1}, {"elastic": (1, 2)}], ids=["spare", "elastic"])
 def test_job_with_pods_that_may_join_later(start: Callable[..., DevPods], options: dict[str, Any]) -> None:
     job = start(max_restarts=3, config={"restarts_without_progress": 1}, **options)

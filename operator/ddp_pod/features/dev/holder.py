@@ -234,6 +234,7 @@ class Leader(Holder):
             await asyncio.wait(seen, timeout=_SECONDS_FOR_PEERS)
         async with self._adopting:
             pass  # the run of a peer
+        await self._adopt_of_spare()
         self._begun.set()
         if self.runs.plan.run:
             return  # of a peer
@@ -269,7 +270,10 @@ class Leader(Holder):
         """Compare a peer's state with this pod's."""
         state = peer.state
         if state is None:
+            await self._call_spares()
             return
+        if state.spare and not self._begun.is_set():
+            return  # the pods that train know whether the run goes on
         if state.plan.run > self.runs.plan.run and not self._is_busy:
             async with self._adopting:
                 await self._adopt(peer, state.plan, running=state.running)
@@ -299,6 +303,34 @@ class Leader(Holder):
             log(f"run {plan.run} of pod {peer.index} cannot be taken over: {error}")
         finally:
             self._is_busy = False
+
+    async def _adopt_of_spare(self) -> None:
+        """Take the newest run of the spares, if all pods that have trained in it are lost."""
+        for peer in self._peers:
+            if peer.state is not None and peer.state.spare and peer.state.plan.run > self.runs.plan.run:
+                await self._adopt(peer, peer.state.plan, running=False)
+
+    async def _call_spares(self) -> None:
+        """Start the run in spares in place of lost pods, so that one waits at the rendezvous, where it notices a loss.
+
+        Raises: LinkBroken.
+        """
+        if not self.runs.is_running or self._is_busy:
+            return
+        others = [peer for peer in self._peers if peer.state is not None]
+        spares = [peer for peer in others if peer.state is not None and peer.state.spare]
+        missing = self._others_in_run - (len(others) - len(spares))
+        for peer in spares[: max(0, missing)]:
+            assert peer.state is not None
+            peer.state.spare = False  # before anything waits: it is called once
+            log(f"run {self.runs.plan.run}: pod {peer.index} comes to the rendezvous as a spare")
+            with contextlib.suppress(LinkBroken):  # another one is called then
+                await peer.start(self.runs.plan)
+
+    @property
+    def _others_in_run(self) -> int:
+        """The number of other pods that a run starts in: of spares only one, as each costs a start of torchrun."""
+        return self.pod.nodes if self.pod.spares else len(self._peers)
 
     async def _update(self, peer: Peer) -> None:
         """Give a pod that has replaced another one the newest run. Raises: LinkBroken."""
@@ -341,6 +373,7 @@ class Leader(Holder):
             self.end(0)
             return
         if is_done:
+            await self._call_spares()  # for those that were lost meanwhile
             await self._follow(stream)
 
     async def _execute(self, order: Order, stream: OrderStream) -> bool:
@@ -376,9 +409,12 @@ class Leader(Holder):
         stream.send("stopped", run=self.runs.plan.run)
         log(f"run {plan.run}: code {plan.digest[:12] or 'of the image'}, {' '.join(plan.command)}")
         present = [peer for peer in self._peers if peer.state is not None]
-        await asyncio.gather(*(peer.start(plan) for peer in present), return_exceptions=True)
+        called = present[: self._others_in_run]
+        spares = present[self._others_in_run :]
+        starts = [peer.start(plan) for peer in called] + [peer.note_as_spare(plan) for peer in spares]
+        await asyncio.gather(*starts, return_exceptions=True)
         await self._start_run(plan)
-        stream.send("started", run=plan.run, pods=len(present) + 1)
+        stream.send("started", run=plan.run, pods=len(called) + 1)
         return True
 
     async def _start_run(self, plan: RunPlan) -> None:

@@ -1,7 +1,7 @@
 """The holders of the other pods: pod 0 connects to each of them, and they do what it asks.
 
 Requests: ``state``, ``code`` (pieces of an archive follow), ``send`` (pieces are the reply), ``stop``, ``start``,
-``hold``, ``release``. A peer reports the end of a run unasked. All values are JSON.
+``hold``, ``spare``, ``release``. A peer reports the end of a run unasked. All values are JSON.
 """
 
 import asyncio
@@ -28,20 +28,33 @@ _SECONDS_TO_CONNECT: Final = 5.0
 _SHORTEST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 _MOST_STRANGERS: Final = 16
+_SECONDS_UNHEARD: Final = 10
+_SECONDS_BETWEEN_PROBES: Final = 2
 
 
 @dataclasses.dataclass
 class PeerState:
-    """What pod 0 knows of a peer. ``end``: of its part of the run; None while it runs, or if it never ran."""
+    """What pod 0 knows of a peer. ``end``: of its part of the run; None while it runs, or if it never ran.
+
+    ``spare``: whether it has only noted the run.
+    """
 
     plan: RunPlan
     running: bool
     end: RunEnd | None = None
+    spare: bool = False
 
 
 def encode_state(runs: PodRuns) -> dict[str, Any]:
     """Return the state of this pod's runs as JSON."""
-    return {**to_json(runs.plan), "running": runs.is_running, "end": _encode_end(runs.end)}
+    state = {"running": runs.is_running, "end": _encode_end(runs.end), "spare": runs.is_spare}
+    return {**to_json(runs.plan), **state}
+
+
+def _decode_state(message: dict[str, Any]) -> PeerState:
+    """Read what ``encode_state`` returns."""
+    end = _decode_end(message["end"])
+    return PeerState(from_json(RunPlan, message), bool(message["running"]), end, bool(message["spare"]))
 
 
 def _encode_end(end: RunEnd | None) -> dict[str, Any] | None:
@@ -81,12 +94,14 @@ class Peer:
                 pause = _LONGEST_PAUSE
             finally:
                 self._disconnect()
+            await self._on_state(self)
             await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
         host = dataclasses.replace(self._pod, node=self.index).address
         connected = asyncio.open_connection(host, self._pod.port)
         reader, writer = await asyncio.wait_for(connected, _SECONDS_TO_CONNECT)
+        _notice_silence(writer.get_extra_info("socket"))
         opening = open_link(reader, writer, self._pod.secret, self._pod.run_id, caller=True)
         self._link = await asyncio.wait_for(opening, _SECONDS_TO_CONNECT)
 
@@ -123,9 +138,7 @@ class Peer:
                 self._file.write(body)
                 continue
             if "run" in message:
-                self.state = PeerState(
-                    from_json(RunPlan, message), bool(message["running"]), _decode_end(message["end"])
-                )
+                self.state = _decode_state(message)
             if "id" in message:
                 self._replies.pop(message["id"]).set_result(message)
             else:
@@ -152,6 +165,10 @@ class Peer:
         """Start a run in the pod; ``hold``: only note it as the newest. Raises: LinkBroken."""
         await self.request("hold" if hold else "start", **to_json(plan))
 
+    async def note_as_spare(self, plan: RunPlan) -> None:
+        """Make the pod a spare of a run that it does not start yet. Raises: LinkBroken."""
+        await self.request("spare", **to_json(plan))
+
     async def send_code(self, path: str, digest: str) -> None:
         """Send the archive of a digest. Raises: LinkBroken, OSError."""
         with open(path, "rb") as file:
@@ -166,6 +183,21 @@ class Peer:
         """Receive the archive of a digest into a file. Raises: LinkBroken, OSError."""
         with open(path, "wb") as self._file:
             await self.request("send", digest=digest)
+
+
+def _notice_silence(connection: socket.socket) -> None:
+    """Let the kernel close a connection whose other machine has gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    unheard = (_SECONDS_UNHEARD - _SECONDS_BETWEEN_PROBES) // _SECONDS_BETWEEN_PROBES
+    options = {
+        "TCP_KEEPIDLE": _SECONDS_BETWEEN_PROBES,
+        "TCP_KEEPINTVL": _SECONDS_BETWEEN_PROBES,
+        "TCP_KEEPCNT": unheard,
+        "TCP_USER_TIMEOUT": 1000 * _SECONDS_UNHEARD,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # not on every system that `ddp run` is used on
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class PeerServer:
@@ -237,6 +269,9 @@ class PeerServer:
             case "hold":
                 await self._runs.stop()
                 self._runs.adopt(from_json(RunPlan, message))
+            case "spare":
+                await self._runs.stop()
+                self._runs.wait_as_spare(from_json(RunPlan, message))
         return encode_state(self._runs)
 
     async def _receive_code(self, link: Link, digest: str, size: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Final
 
 from ...base.files import log
 from ...base.pod import Pod
+from ...contract.failure_record import PodEnd
+from ...contract.names import EXIT_OK
 from ...contract.plan import CodeConfig
 from ...contract.pod_start import PodServer
 from ..code.unpack import check_archive
@@ -41,6 +43,7 @@ class PodRuns:
         self._command = command
         self._on_end = on_end
         self.plan = RunPlan(0, tuple(command), pod.code.digest if pod.code else "")
+        self.is_spare = False  # of the newest run, which it has only noted
         self.started: float | None = None
         self.ended: float | None = None
         self.end: RunEnd | None = None
@@ -100,6 +103,7 @@ class PodRuns:
         log(RUN_STARTS.format(plan.run))
         launcher.begin(RunStart(plan.command, archive, plan.digest, self._unpacked))
         self.plan = plan
+        self.is_spare = False
         self.started = time.time()
         self.ended = None
         self.end = None
@@ -111,6 +115,14 @@ class PodRuns:
     def adopt(self, plan: RunPlan) -> None:
         """Take a run that has ended in the other pods as this pod's newest."""
         self.plan = plan
+        self.is_spare = False
+
+    def wait_as_spare(self, plan: RunPlan) -> None:
+        """Note a run of other pods. This one ends as a spare does that waits at the rendezvous, unless it is called."""
+        log(f"run {plan.run}: this pod is a spare")
+        self.adopt(plan)
+        self.is_spare = True
+        self.end = RunEnd(EXIT_OK, PodEnd())
 
     async def stop(self) -> None:
         """End the present run, within the grace period of its ranks."""
