@@ -131,13 +131,15 @@ def build_parser(listed: Sequence[Command], *names: str) -> tuple[argparse.Argum
     parser = argparse.ArgumentParser(
         prog=_find_program_name(),
         description="Distributed PyTorch training from one YAML file, in a cluster or on this machine.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands = {}
     for command in listed:
         description = f"{command.help[0].upper()}{command.help[1:]}."
-        subparser = subparsers.add_parser(command.name, help=command.help, description=description)
+        # An abbreviation would get another meaning with a new option, and hides a mistyped one: --cpu for --cpus.
+        subparser = subparsers.add_parser(command.name, help=command.help, description=description, allow_abbrev=False)
         if command.name in names:
             module = importlib.import_module(command.module)
             module.add_arguments(subparser)

@@ -80,6 +80,7 @@ def test_cli_runs_as_module() -> None:
         (["why", "--foo"], "unrecognized arguments: --foo"),
         (["list", "foo"], "unrecognized arguments: foo"),
         (["run", "x.py", "--nodse", "2"], "did you mean --nodes?"),
+        (["init", "--cpu", "train.py"], "unrecognized arguments: --cpu; did you mean --cpus?"),
         (["run", "x.py", "--lr", "2"], "put arguments of the script after --"),
     ],
 )
