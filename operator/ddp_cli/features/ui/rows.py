@@ -70,6 +70,9 @@ class Row:
     restarts: int | None = None
     gpus: str = ""
     needs_gpus: bool = False
+    is_in_use: bool = False
+    """Whether it has machines now: each minute of it costs GPUs."""
+
     curve: str = ""
     trains: bool = False
     """Whether its pace is that of now."""
@@ -156,6 +159,7 @@ def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
     progress = status.progress or Progress()
     metadata = run.resource["metadata"]
     held = str((status.usage and status.usage.gpus) or "")
+    needs_gpus = not held and status.phase in (None, "Pending", "Suspended")
     created = parse_time(metadata.get("creationTimestamp"))
     waits = attention is not Attention.ENDED and status.progress is None and not status.is_true(c.SCHEDULED)
     points = [(point["time"], point["loss"]) for point in run.rows if "loss" in point]
@@ -169,7 +173,8 @@ def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
         progress=progress,
         restarts=status.restarts.all,
         gpus="" if status.phase in ENDED_PHASES else held or _count_gpus(run.resource),
-        needs_gpus=not held and status.phase in (None, "Pending", "Suspended"),
+        needs_gpus=needs_gpus,
+        is_in_use=not needs_gpus and status.phase not in ENDED_PHASES,
         curve=draw_sparkline(points),
         trains=is_training(status, why),
         started=(waits and created) or status.start_time or created,
@@ -232,5 +237,7 @@ def _is_news(status: Status, now: datetime) -> bool:
 
 
 def sort_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that need a person first, then the newest."""
-    return sorted(rows, key=lambda row: (row.attention, -(row.started.timestamp() if row.started else 0.0)))
+    """Return the rows that need a person first, of these the jobs that cost GPUs now, then the newest."""
+    return sorted(
+        rows, key=lambda row: (row.attention, not row.is_in_use, -(row.started.timestamp() if row.started else 0.0))
+    )

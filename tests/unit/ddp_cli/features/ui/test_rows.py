@@ -53,15 +53,17 @@ def test_state_of_a_job_decides_what_it_asks_of_a_person(state: str) -> None:
     assert row.trains == (state in ("training", "nan", "same batches"))
 
 
-def test_jobs_that_need_a_person_are_first_then_the_newest() -> None:
+def test_jobs_that_need_a_person_are_first_those_that_cost_gpus_before_others_then_the_newest() -> None:
     rows = []
-    for number, (status, _, _) in enumerate(STATES.values()):
+    for number, (name, (status, _, _)) in enumerate(STATES.items()):
         started = (NOW + timedelta(seconds=number)).isoformat()
-        rows.append(build_row(resource() | {"status": {**status, "startTime": started}}, NOW, key=str(number)))
+        rows.append(build_row(resource() | {"status": {**status, "startTime": started}}, NOW, key=name))
+    pending = waits("Scheduled", "ImagePull") | {"phase": "Pending"}
+    rows.append(build_row(resource() | {"status": pending}, NOW, key="pending"))
     ordered = [row.attention for row in sort_rows(rows)]
     assert ordered == sorted(ordered)
-    needed = [row.started for row in sort_rows(rows) if row.attention is Attention.NEEDS_YOU]
-    assert needed == sorted(needed, reverse=True)
+    needed = [row.key for row in sort_rows(rows) if row.attention is Attention.NEEDS_YOU]
+    assert needed == ["starts long", "no image", "same batches", "nan", "stalled", "failed now", "pending"]
 
 
 def test_job_that_has_not_started_has_the_time_of_its_submission() -> None:
