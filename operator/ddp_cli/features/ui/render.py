@@ -54,6 +54,12 @@ def _format_duration(seconds: float) -> str:
     return "<1s" if 0 < seconds < 1 else format_duration(seconds)
 
 
+def _format_offset(seconds: float) -> str:
+    """Return a time since the start with its seconds, which tell events apart that are close together."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02}m{rest:02}s" if minutes >= 60 else _format_duration(seconds)
+
+
 def _format_milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else format_value(round(1000 * seconds, 0 if seconds > 0.01 else 2))
 
@@ -96,6 +102,7 @@ def _environment() -> Environment:
         "time": _format_time,
         "moment": lambda seconds: _format_time(datetime.fromtimestamp(seconds, UTC)),
         "duration": _format_duration,
+        "offset": _format_offset,
         "ms": _format_milliseconds,
         "value": format_value,
         "commands": _mark_commands,

@@ -1,5 +1,6 @@
 """The life of a job as bars, from its Events, its conditions, and the steps that it is known to have made. Pure."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -79,8 +80,7 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
     known = [mark for mark in run.marks if mark.label != RESTART or mark.cause]  # not only by a later process's steps
     reported = [_Change(run.start + mark.time, "restart", _BEFORE.get(mark.label, "")) for mark in known]
     reported += _list_reported(run)
-    stops = sorted(change.time for change in reported if change.kind in (_STALLED, _SILENT))
-    stretches = _list_stretches(run.rows, stops)
+    stretches = _list_stretches(run, reported)
     outside = [change for change in reported if not _is_within(change, stretches)]
     changes = [
         _Change(run.start, "queue"),
@@ -118,17 +118,34 @@ def _list_reported(run: RecordedRun) -> Iterator[_Change]:
         yield _Change(progressing.last_transition_time.timestamp(), _STARTS[progressing.reason])
 
 
-def _list_stretches(rows: Sequence[Row], stops: Sequence[float]) -> list[_Stretch]:
-    """Return when steps were made: by each process, and before and after each of the sorted stops."""
+def _list_stretches(run: RecordedRun, reported: Sequence[_Change]) -> list[_Stretch]:
+    """Return when steps were made: by each process, and before and after each stall."""
+    stops = sorted(change.time for change in reported if change.kind in (_STALLED, _SILENT))
+    turns = sorted(change.time for change in reported if change.kind != "first step")
     stretches = []
-    for process in split_processes(rows):
+    ended = run.start
+    for process in split_processes(run.rows):
+        first = _find_first_step(process[0], ended, turns)
+        ended = process[-1]["time"]
         made = [process[0]["time"]]
         made += [row["time"] for before, row in pairwise(process) if count_steps(row) != count_steps(before)]
         for _, part in groupby(made, key=lambda time: bisect_right(stops, time)):
             times = list(part)
             spacing = max((later - time for time, later in pairwise(times)), default=0.0)
-            stretches.append(_Stretch(times[0], times[-1], spacing))
+            stretches.append(_Stretch(min(first, times[0]), times[-1], spacing))
+            first = math.inf
     return stretches
+
+
+def _find_first_step(row: Row, ended: float, turns: Sequence[float]) -> float:
+    """Return when the first step of a process began: its first row has the seconds of the steps until then.
+
+    That would hide what was reported between the two, so then it is the time of the row. ``ended``: the time of the
+    last row of the process before it; ``turns``: when the job did something else, sorted.
+    """
+    began = row["time"] - row.get("step_seconds", 0.0)
+    is_clear = began > ended and bisect_right(turns, began) == bisect_right(turns, row["time"])
+    return began if is_clear else row["time"]
 
 
 def _draw(changes: Sequence[_Change], start: float) -> list[Bar]:

@@ -51,5 +51,5 @@ def test_browser_renders_charts_and_text(page: Path, tmp_path: Path) -> None:
     seen = browse(tmp_path / "profile", "--dump-dom", page.as_uri()).stdout
     assert seen.count("<canvas") == 3
     assert "ValueError: &lt;script&gt;" in seen
-    assert "Jan 1, 1970" in seen
+    assert "Jan 1, 1970, 12:16:50" in seen, "with seconds"
     assert " ago</time>" not in seen, "a saved page is read on another day"

@@ -18,16 +18,19 @@ const ddpDuration = (seconds) => {
   const find = (id) => document.getElementById(id);
   const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
   const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+  const second = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
   const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
-  // A saved page is read on another day: it has no ages.
+  // A saved page is read on another day: it has no ages, but seconds, which tell events apart that are close together.
   function describe(moment) {
+    const { job, list: isList } = document.body.dataset;
     const seconds = Math.round((Date.now() - moment) / 1000);
-    if (Math.abs(seconds) < 86400 && (document.body.dataset.job || document.body.dataset.list)) {
+    if (Math.abs(seconds) < 86400 && (job || isList)) {
       const [age] = ddpDuration(Math.abs(seconds)).match(/^\d+./);
       return seconds < 0 ? `in ${age}` : `${age} ago`;
     }
+    if (!isList) return second.format(moment);
     return moment.getFullYear() === new Date().getFullYear() ? day.format(moment) : date.format(moment);
   }
 

@@ -156,3 +156,6 @@ def test_tables_state_how_many_rows_they_leave_out(tmp_path: Path) -> None:
     assert parts["events"].count("<b>FailureOOM</b>") == parts["timeline"].count("<b>OOM</b>") == 200
     assert "300 earlier ones are left out." in parts["events"]
     assert re.search(r"\d+ earlier ones are left out.", parts["timeline"])
+    times = re.findall(r'<td class="n">(\w+)</td><td><b>OOM</b>', parts["timeline"])
+    assert len(set(times)) == 200, "also after an hour those of one minute differ"
+    assert times[-1] == "3h03m00s"

@@ -94,6 +94,34 @@ def test_steps_after_a_stall_of_the_same_process_are_steps() -> None:
     ]  # fmt: skip
 
 
+def draw_two_processes(seconds: float, *events: tuple[float, str]) -> Bars:
+    """Return the bars of a job whose second process has made steps for so long at its first row, at 100 s."""
+    ended = resource() | {"status": {"phase": "Failed", "startTime": "1970-01-01T00:00:00Z"}}
+    rows = [
+        {"time": 14.0, "steps": 1.0, "step_seconds": 3.0},
+        {"time": 20.0, "steps": 3.0, "step_seconds": 8.0},
+        {"time": 100.0, "steps": 1.0, "step_seconds": seconds},
+        {"time": 110.0, "steps": 5.0, "step_seconds": seconds + 5.0},
+    ]
+    logged = [LoggedEvent(time, "Warning", reason, "") for time, reason in events]
+    run = RecordedRun(ended, parse_status(ended), rows, logged, name="x", under_way=False)
+    return [(bar.kind, bar.start, bar.end) for bar in list_bars(run, NOW)]
+
+
+@pytest.mark.parametrize(("seconds", "begin"), [(4.0, 96.0), (0.0, 100.0), (90.0, 100.0), (1e9, 100.0)])
+def test_steps_before_the_first_row_of_a_process_are_steps(seconds: float, begin: float) -> None:
+    assert draw_two_processes(seconds) == [
+        ("queue", 0.0, 11.0), ("steps", 11.0, 20.0), ("no steps", 20.0, begin), ("steps", begin, 110.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "kinds"), [("FailureKilled", ["no steps", "restart"]), ("Stalled", ["stalled"])])
+def test_what_is_reported_after_the_first_step_has_begun_is_not_hidden_by_steps(reason: str, kinds: list[str]) -> None:
+    bars = draw_two_processes(20.0, (90.0, reason))
+    assert [kind for kind, _, _ in bars[2:]] == [*kinds, "steps"]
+    assert bars[-1][1] == 100.0
+
+
 def test_rows_without_a_new_step_are_no_steps() -> None:
     ended = resource() | {"status": {"phase": "Failed", "startTime": "1970-01-01T00:00:00Z"}}
     rows = [{"time": float(time), "steps": min(time, 20.0)} for time in range(14, 60)]
