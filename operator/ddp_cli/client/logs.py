@@ -54,6 +54,7 @@ class Line:
     prefix: str
     text: str
     run: int = 0
+    attempt: int = 1
 
     def __str__(self) -> str:
         return f"[{self.prefix}] {self.text}"
@@ -347,9 +348,9 @@ def split_line(text: str, pod: LogPod) -> Line:
     moment, _, message = text.partition(" ")
     rank, content = split_rank(message, pod.node, pod.nproc)
     if rank is not None:
-        return Line(moment, f"rank {rank}", content)
+        return Line(moment, f"rank {rank}", content, attempt=pod.attempt)
     first = pod.node * pod.nproc
-    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}", content)
+    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}", content, attempt=pod.attempt)
 
 
 def has_log(pod: Mapping[str, Any]) -> bool:

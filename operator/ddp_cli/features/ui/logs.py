@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -57,33 +57,24 @@ def _is_of_rank(prefix: str, rank: int) -> bool:
     return first.isdecimal() and (last or first).isdecimal() and int(first) <= rank <= int(last or first)
 
 
-class ShownLine(NamedTuple):
-    """A line as it is shown: its rank, its attempt, its time (empty: not known) and its text."""
-
-    prefix: str
-    attempt: int
-    time: str
-    text: str
-
-
 class LogPiece(NamedTuple):
     """Some lines, oldest first. ``before``: where older ones are read; empty: there are none. ``note``: what is cut.
 
     ``whole``: it has the lines of the newer pieces too.
     """
 
-    lines: Sequence[ShownLine] = ()
+    lines: Sequence[Line] = ()
     before: str = ""
     note: str = ""
     whole: bool = False
 
 
-def show_line(line: Line, attempt: int) -> ShownLine:
+def show_line(line: Line) -> Line:
     """Return a line without control characters, bounded."""
     text = make_printable(line.text[: 2 * _LONGEST])
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} … (cut; the line is longer)"
-    return ShownLine(line.prefix, attempt, line.time, text)
+    return replace(line, text=text)
 
 
 def read_piece(job: Job, query: LogQuery, cursor: str = "") -> LogPiece:
@@ -137,11 +128,10 @@ def _read_attempt(folder: RunFolder, pods: Sequence[LogPod], query: LogQuery, en
     found.sort(key=lambda item: item.line.time)
     for item in found[:-WINDOW_LINES]:
         starts[item.pod] = item.end  # the next piece has it
-    attempt = pods[0].attempt
-    before = f"{attempt}:{','.join(map(str, starts))}" if any(starts) else ""
+    before = f"{pods[0].attempt}:{','.join(map(str, starts))}" if any(starts) else ""
     is_cut = any(starts) and len(found) < WINDOW_LINES and query != LogQuery()
     note = f"Searched {_SEARCH_BYTES >> 20} MiB; older lines are searched on request." if is_cut else ""
-    return LogPiece([show_line(item.line, attempt) for item in found[-WINDOW_LINES:]], before, note)
+    return LogPiece([show_line(item.line) for item in found[-WINDOW_LINES:]], before, note)
 
 
 def _read_back(folder: RunFolder, pod: LogPod, end: int | None, limit: int) -> tuple[int, list[tuple[Line, int]]]:
@@ -173,13 +163,13 @@ def _read_pod_piece(source: LogSource, query: LogQuery, tail: int) -> LogPiece:
     pods = query.choose(source.pods())
     shown = pods[-_MOST_PODS:]
     notes = [f"The last {len(shown)} of {len(pods)} pods; choose a rank for another one."] if shown != pods else []
-    kept: deque[ShownLine] = deque(maxlen=tail)
+    kept: deque[Line] = deque(maxlen=tail)
     total = 0
-    streams = [zip(islice(source.lines(pod, follow=False), _MOST_TAIL), repeat(pod.attempt)) for pod in shown]
-    for line, attempt in heapq.merge(*streams, key=lambda item: (item[1], item[0].order)):
+    streams = [islice(source.lines(pod, follow=False), _MOST_TAIL) for pod in shown]
+    for line in heapq.merge(*streams, key=lambda line: (line.attempt, line.order)):
         total += 1
         if query.takes(line):
-            kept.append(show_line(line, attempt))
+            kept.append(show_line(line))
     before = f"{4 * tail}" if tail <= total and tail < _MOST_TAIL else ""
     if total >= tail and not before:
         notes.append("Older lines: ddp logs.")
@@ -192,10 +182,10 @@ class LogFollower:
     def __init__(self, source: PodLogs | RunLogs, list_pods: Callable[[], Sequence[LogPod]]) -> None:
         self._source = source
         self._list_pods = list_pods
-        self._queue: queue.Queue[tuple[Line, int]] = queue.Queue(maxsize=_MOST_TAIL)
+        self._queue: queue.Queue[Line] = queue.Queue(maxsize=_MOST_TAIL)
         self._threads: dict[str, threading.Thread] = {}
 
-    def read(self, query: LogQuery) -> list[ShownLine]:
+    def read(self, query: LogQuery) -> list[Line]:
         """Return the last new lines of a query."""
         for pod in query.choose(self._list_pods()):
             followed = sum(thread.is_alive() for thread in self._threads.values())
@@ -203,13 +193,12 @@ class LogFollower:
                 self._threads[pod.name] = threading.Thread(target=self._follow, args=(pod,), daemon=True)
                 self._threads[pod.name].start()
         now = format_micro_time(utc_now())
-        taken: list[ShownLine] = []
+        taken: list[Line] = []
         with suppress(queue.Empty):
             for _ in range(_MOST_TAIL):
-                line, attempt = self._queue.get_nowait()
+                line = self._queue.get_nowait()
                 if query.takes(line):
-                    timed = line if line.time else replace(line, time=now)  # those of a run have none
-                    taken.append(show_line(timed, attempt))
+                    taken.append(show_line(replace(line, time=line.time or now)))  # those of a run have none
         return taken[-WINDOW_LINES:]
 
     def _follow(self, pod: LogPod) -> None:
@@ -218,7 +207,7 @@ class LogFollower:
                 if self._source.left.is_set():
                     return
                 with suppress(queue.Full):  # more than a page shows
-                    self._queue.put_nowait((line, pod.attempt))
+                    self._queue.put_nowait(line)
 
     def close(self) -> None:
         """End the threads at their next line, or after some seconds of silence."""

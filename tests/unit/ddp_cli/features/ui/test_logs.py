@@ -13,7 +13,7 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import Line, LogPod, RunLogs
 from ddp_cli.features.ui import logs
-from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, ShownLine, _read_pod_piece, read_piece, show_line
+from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, _read_pod_piece, read_piece, show_line
 from ddp_cli.local.folder import RunFolder
 from tests.support.builders import NOW, resource
 
@@ -41,7 +41,7 @@ def read(folder: RunFolder, query: LogQuery = ALL, cursor: str = "") -> LogPiece
     return read_piece(Job(LocalBackend(folder.path.parent), str(folder.path), {}), query, cursor)
 
 
-def read_all(folder: RunFolder, query: LogQuery = ALL) -> list[ShownLine]:
+def read_all(folder: RunFolder, query: LogQuery = ALL) -> list[Line]:
     """Return the lines of all pieces, as a reader sees them who asks for older lines until there are none."""
     piece = read(folder, query)
     lines = list(piece.lines)
@@ -109,7 +109,7 @@ def test_earlier_attempts_are_older_pieces(folder: RunFolder) -> None:
 
 
 def test_line_is_shown_without_control_characters_and_bounded() -> None:
-    shown = show_line(Line("", "rank 0", "\x1b[31mred\x1b[0m \u202eabc \x07" + "y" * 9000), 1)
+    shown = show_line(Line("", "rank 0", "\x1b[31mred\x1b[0m \u202eabc \x07" + "y" * 9000))
     assert shown.text.startswith("red abc yyy")
     assert shown.text.endswith("(cut; the line is longer)")
     assert len(shown.text) < 2100
@@ -127,7 +127,7 @@ def test_follower_reads_new_lines_of_new_attempts(folder: RunFolder) -> None:
     source = RunLogs(folder, None, None, None)
     source.skip_written()
     follower = LogFollower(source, source.pods)
-    taken: list[ShownLine] = []
+    taken: list[Line] = []
 
     def until(count: int) -> None:
         while len(taken) < count:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.client.logs import Line
 from ddp_cli.features.ui.job_page import JobPage
-from ddp_cli.features.ui.logs import LogPiece, ShownLine
+from ddp_cli.features.ui.logs import LogPiece
 from ddp_cli.features.ui.render import SCRIPTS, STATIC, render_parts, render_saved, to_json
 from ddp_cli.features.ui.run import LoggedEvent, read_run
 from ddp_cli.features.ui.sources import build_run_page
@@ -97,7 +98,7 @@ def test_saved_page_hides_the_values_of_environment_variables(tmp_path: Path) ->
 def test_text_of_jobs_stays_text(tmp_path: Path, form: str) -> None:
     failure = {"attempt": 1, "category": HOSTILE, "message": HOSTILE, "traceback": HOSTILE, "remedy": HOSTILE}
     job = make_page(tmp_path, lastFailure=failure, tracking={"runId": "1", "links": ["javascript:alert(1)", HOSTILE]})
-    lines = [ShownLine("rank 0", 1, "", HOSTILE)]
+    lines = [Line("", "rank 0", HOSTILE)]
     page = render_saved(job, LogPiece(lines)) if form == "saved" else "".join(render_parts(job).values())
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
