@@ -7,9 +7,8 @@ carries; the names of the host are checked against DNS rebinding; and nothing he
 import asyncio
 import hmac
 import json
-import operator
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -63,8 +62,7 @@ class Server:
         self.token = secrets.token_urlsafe(32)
         self._sources = sources
         self._places = places
-        self._rows: dict[str, Row] = {}
-        self._parts: list[Mapping[str, Row]] = []
+        self._rows: list[Row] = []
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
         self._streams = 0
@@ -155,15 +153,11 @@ class Server:
         async with self._reading:  # each open list asks for it, and sources are read by one thread at a time
             self._rows = await asyncio.to_thread(self._read_rows)
 
-    def _read_rows(self) -> dict[str, Row]:
-        parts = [source.refresh() for source in self._sources]
-        if len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts)):
-            return self._rows
-        self._parts = parts
-        listed = [row for part in parts for row in part.values()]
+    def _read_rows(self) -> list[Row]:
+        listed = [row for source in self._sources for row in source.refresh().values()]
         present = {row.uid for row in listed if row.attention is not Attention.DELETED}
         # A record is stored before its job is deleted.
-        return {row.key: row for row in listed if row.attention is not Attention.DELETED or row.uid not in present}
+        return [row for row in listed if row.attention is not Attention.DELETED or row.uid not in present]
 
     def _find(self, request: web.Request) -> tuple[Source, str]:
         """Return the place of the job that a request names, and its key. Raises: NotFound."""
@@ -182,7 +176,7 @@ class Server:
     async def _show_list(self, request: web.Request) -> web.Response:
         if not self._rows:
             await self.refresh()  # a page that is opened at once may not state that there are no jobs
-        rows = list(render_rows(self._rows.values()).values())[:_FIRST_ROWS]
+        rows = list(render_rows(self._rows).values())[:_FIRST_ROWS]
         text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")
 
@@ -200,7 +194,7 @@ class Server:
                 yield ()
                 continue
             seen = state
-            html = await asyncio.to_thread(render_rows, self._rows.values())
+            html = await asyncio.to_thread(render_rows, self._rows)
             changed = {key: text for key, text in html.items() if sent.get(key) != text}
             sent = html
             yield [("rows", json.dumps({"rows": changed, "order": list(html), "problems": self._problems}))]

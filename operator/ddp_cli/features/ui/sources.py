@@ -56,7 +56,7 @@ class Source(ABC):
 
     @abstractmethod
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows; the same object as before if nothing has changed."""
+        """Return the rows by their keys."""
 
     @abstractmethod
     def find(self, key: str) -> Job:
@@ -109,10 +109,9 @@ class LocalRuns(Source):
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._read: dict[str, _ReadRun] = {}
-        self._rows: Mapping[str, Row] = {}
 
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the newest runs; the same object as before if nothing has changed."""
+        """Return the rows of the newest runs."""
         written: Mapping[str, int] = {}
         self.problem = ""
         try:
@@ -124,11 +123,8 @@ class LocalRuns(Source):
         newest = sorted(written, key=written.__getitem__, reverse=True)
         if len(newest) > _MOST_RUNS:
             self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
-        read = {name: self._read_again(name, written[name]) for name in newest[:_MOST_RUNS]}
-        if read != self._read:
-            self._rows = {run.row.key: run.row for run in read.values()}
-        self._read = read
-        return self._rows
+        self._read = {name: self._read_again(name, written[name]) for name in newest[:_MOST_RUNS]}
+        return {run.row.key: run.row for run in self._read.values()}
 
     def _list_written(self) -> dict[str, int]:
         """Return the folders of runs by their names, and when the status of each was written. Raises: OSError."""
@@ -236,8 +232,7 @@ class ClusterJobs(Source):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._jobs: Jobs = {}
-        self._entries: dict[str, tuple[str, float, Row]] = {}
-        self._rows: Mapping[str, Row] = {}
+        self._entries: dict[str, tuple[object, Row]] = {}
         self._opened: dict[str, _OpenedJob] = {}
 
     def start(self) -> None:
@@ -259,20 +254,17 @@ class ClusterJobs(Source):
             time.sleep(_RETRY_SECONDS)
 
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the jobs; the same object as before if nothing has changed."""
-        now = time.monotonic()
-        entries = {}
+        """Return the rows of the jobs."""
+        before = self._entries
+        self._entries = {}
         for (namespace, name), job in self._jobs.items():
             key = f"job/{namespace}/{name}"
-            version = str(job["metadata"].get("resourceVersion"))
-            entry = self._entries.get(key)
-            if entry is None or entry[0] != version or now - entry[1] > _AGE_SECONDS:
-                entry = version, now, build_row(job, utc_now(), key=key)
-            entries[key] = entry
-        if entries != self._entries:
-            self._rows = {key: row for key, (_, _, row) in entries.items()}
-        self._entries = entries
-        return self._rows
+            stamp = job["metadata"].get("resourceVersion"), time.monotonic() // _AGE_SECONDS
+            entry = before.get(key)
+            if entry is None or entry[0] != stamp:
+                entry = stamp, build_row(job, utc_now(), key=key)
+            self._entries[key] = entry
+        return {key: row for key, (_, row) in self._entries.items()}
 
     def find(self, key: str) -> Job:
         """Return a job that the API server has listed. Raises: NotFound."""

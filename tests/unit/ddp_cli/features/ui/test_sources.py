@@ -33,7 +33,7 @@ def ended(tmp_path: Path) -> list[RunFolder]:
     return [make_run(tmp_path, f"ended-{number}", "Succeeded") for number in range(40)]
 
 
-def test_refresh_without_changes_returns_the_same_rows_and_reads_no_run(
+def test_refresh_without_changes_reads_no_run(
     tmp_path: Path, ended: list[RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path, "live", "Running")
@@ -41,7 +41,7 @@ def test_refresh_without_changes_returns_the_same_rows_and_reads_no_run(
     rows = runs.refresh()
     assert len(rows) == 41
     monkeypatch.setattr(sources, "_read_row", lambda name, path, in_use: pytest.fail(name))
-    assert runs.refresh() is rows
+    assert runs.refresh() == rows
 
 
 def test_run_is_read_again_when_its_status_has_changed(tmp_path: Path, ended: list[RunFolder]) -> None:
