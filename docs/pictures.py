@@ -178,14 +178,17 @@ def make_runs(folder: Path) -> None:
 
 def draw_reports(folder: Path) -> None:
     """Take the pictures of the runs' reports."""
-    from ddp_cli.features.ui.pages import build_report
+    from ddp_cli.client.job import Job
+    from ddp_cli.client.local import LocalBackend
+    from ddp_cli.features.ui.pages import build_job_report
 
     for picture, (name, width, height, *flags) in SHOTS.items():
         (run,) = folder.glob(f"{name}/{name}-*")
         with tempfile.TemporaryDirectory() as scratch:
             page = Path(scratch, "report.html")
             shot = Path(scratch, "shot.png")
-            page.write_text(build_report(run), encoding="utf-8")
+            job = Job(LocalBackend(run.parent), str(run), {})
+            page.write_text(build_job_report(job, None, None), encoding="utf-8")
             command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags]
             command += [f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}", f"--screenshot={shot}"]
             subprocess.run([*command, page.as_uri()], check=True, capture_output=True)

@@ -70,11 +70,11 @@ def test_transient_or_auxiliary_error_is_reported_and_run_continues(
     async def sample(recorder: RunRecorder, *, everyone: bool) -> None:
         raise KeyError("page")
 
-    def draw(path: Path) -> str:
+    def draw(*words: Any) -> str:
         raise KeyError("chart")
 
     monkeypatch.setattr(RunRecorder, "sample", sample)
-    monkeypatch.setattr("ddp_cli.features.ui.pages.build_report", draw)
+    monkeypatch.setattr("ddp_cli.features.ui.pages.build_job_report", draw)
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from ddp_cli.client.errors import ClientError
@@ -45,10 +44,6 @@ class CommandFeature(NamedTuple):
 
 class Reports(Protocol):
     """Draws the HTML page of a run or job."""
-
-    def build_report(self, folder: Path) -> str:
-        """Return the page of a run's folder. Raises: ValueError, OSError."""
-        ...
 
     def build_job_report(self, job: Job, prometheus: str | None, run: int | None) -> str:
         """Return the page of a job, or of one run of a job of `ddp dev`. Raises: ClientError."""

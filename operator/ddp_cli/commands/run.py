@@ -232,9 +232,10 @@ def _build_report(folder: Path) -> str:
 
     Raises: any exception.
     """
-    from ddp_cli.client.hooks import open_reports
+    from ddp_cli.client.job import Job
+    from ddp_cli.client.local import LocalBackend
 
-    return open_reports().build_report(folder)
+    return Job(LocalBackend(folder.parent), str(folder), {}).report()
 
 
 def _strip_server_fields(resource: Mapping[str, Any]) -> dict[str, Any]:

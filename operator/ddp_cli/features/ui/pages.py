@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -13,10 +12,8 @@ from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.hooks import list_former_runs
 from ddp_cli.client.job import Job
-from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.cluster_job import build_cluster_page, read_job, read_once
-from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.logs import LogPiece, LogQuery, read_piece
 from ddp_cli.features.ui.render import render_saved
 from ddp_cli.features.ui.run import RecordedRun, read_run
@@ -31,28 +28,23 @@ from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
 
 
-def build_report(folder: Path) -> str:
-    """Return the page of a run's folder. Raises: ValueError, if it is not a run folder; OSError."""
-    return _save(Job(LocalBackend(folder.parent), str(folder), {}), build_run_page(read_run(folder), folder))
-
-
 def build_job_report(job: Job, prometheus: str | None, run: int | None) -> str:
-    """Return the page of a job, or of one run of a job of `ddp dev`. Raises: ClientError."""
+    """Return the page of a job or run with the end of its log, or of one run of a job of `ddp dev`.
+
+    Raises: ClientError.
+    """
     former = partial(list_former_runs, job)
     try:
         if isinstance(job.backend, ClusterBackend):
             resource = get_job(job.backend.api, job.name)
             data = read_once(job.backend.api, resource)
             recorded = select_run(read_job(resource, data, utc_now(), prometheus), run, former)
-            return _save(job, build_cluster_page(job.backend, recorded, data))
-        folder = job.backend.folder(job.name).path
-        return _save(job, build_run_page(select_run(read_run(folder), run, former), folder))
+            page = build_cluster_page(job.backend, recorded, data)
+        else:
+            folder = job.backend.folder(job.name).path
+            page = build_run_page(select_run(read_run(folder), run, former), folder)
     except ValueError as error:
         raise ClientError(str(error)) from None
-
-
-def _save(job: Job, page: JobPage) -> str:
-    """Return a page with the end of its log, or with the reason why that cannot be read."""
     try:
         piece = read_piece(job, LogQuery())
     except ClientError as error:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddp_cli.features.ui.pages import build_report
+from ddp_cli.client.job import Job
+from ddp_cli.client.local import LocalBackend
+from ddp_cli.features.ui.pages import build_job_report
 from tests.unit.ddp_cli.features.ui.test_run import write_run
 
 pytestmark = pytest.mark.chromium
@@ -25,7 +27,8 @@ def browse(profile: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
-    path.write_text(build_report(write_run(tmp_path)), encoding="utf-8")
+    run = Job(LocalBackend(tmp_path), str(write_run(tmp_path)), {})
+    path.write_text(build_job_report(run, None, None), encoding="utf-8")
     return path
 
 
