@@ -125,7 +125,7 @@ def _read_attempt(folder: RunFolder, pods: Sequence[LogPod], query: LogQuery, en
         most = WINDOW_LINES if notes else WINDOW_LINES // len(pods)
         starts.append(lines[-most - 1][1] if len(lines) > most else start)
         found += [_FoundLine(replace(line, time=find_time(notes, end)), end, number) for line, end in lines[-most:]]
-    found.sort(key=lambda item: item.line.time)
+    found.sort(key=lambda item: item.line.time or "~")  # the newest have no time yet
     for item in found[:-WINDOW_LINES]:
         starts[item.pod] = item.end  # the next piece has it
     before = f"{pods[0].attempt}:{','.join(map(str, starts))}" if any(starts) else ""

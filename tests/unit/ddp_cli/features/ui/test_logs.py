@@ -101,6 +101,14 @@ def test_lines_of_several_pods_are_ordered_by_their_times_across_pieces(folder: 
     assert [line.time for line in lines] == sorted(line.time for line in lines)
 
 
+def test_newest_lines_are_last_although_their_time_is_not_noted_yet(folder: RunFolder) -> None:
+    expected = [f"line {number:04}" for number in range(1000)]
+    write(folder, "".join(f"{line}\n" for line in expected))
+    (folder.logs / "attempt-1-pod-0.times").write_text("100 1000\n9980 2000\n")
+    assert read(folder, ALL).lines[-1].text == "line 0999"
+    assert [line.text for line in read_all(folder)] == expected
+
+
 def test_earlier_attempts_are_older_pieces(folder: RunFolder) -> None:
     write(folder, "first\n", attempt=1)
     write(folder, "second\n", attempt=2)
