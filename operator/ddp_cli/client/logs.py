@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -69,8 +69,8 @@ class Line:
 class PodLogs:
     """The logs of a job in a cluster. ``since``: read only lines of the last seconds, and future ones.
 
-    ``silence_seconds``: the silence of a followed pod after which its stream is opened again. ``left``: set by a
-    reader who needs no more lines.
+    ``silence_seconds``: the silence of a followed pod after which its stream is opened again. ``watched`` returns the
+    pods, if a watch of the reader has them. ``left``: set by a reader who needs no more lines.
     """
 
     api: Api
@@ -80,11 +80,12 @@ class PodLogs:
     tail: int | None
     since: int | None = None
     silence_seconds: float = _FOLLOW_SECONDS
+    watched: Callable[[], Sequence[Mapping[str, Any]]] | None = None
     left: threading.Event = field(default_factory=threading.Event)
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
-        started = [log_pod(pod) for pod in list_pods(self.api, self.name) if has_log(pod)]
+        started = [log_pod(pod) for pod in self._read_pods() if has_log(pod)]
         selected = [pod for pod in started if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
         return sorted(selected, key=lambda pod: (pod.attempt, pod.node, pod.name))
 
@@ -140,8 +141,11 @@ class PodLogs:
     def _is_running(self, pod: LogPod) -> bool:
         return any(
             entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
-            for entry in list_pods(self.api, self.name)
+            for entry in self._read_pods()
         )
+
+    def _read_pods(self) -> Sequence[Mapping[str, Any]]:
+        return list_pods(self.api, self.name) if self.watched is None else self.watched()
 
 
 class RunLogs:

@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -179,15 +179,14 @@ def _read_pod_piece(source: LogSource, query: LogQuery, tail: int) -> LogPiece:
 class LogFollower:
     """Reads the lines that a job writes from now on: a thread for each pod, also for pods that start later."""
 
-    def __init__(self, source: PodLogs | RunLogs, list_pods: Callable[[], Sequence[LogPod]]) -> None:
+    def __init__(self, source: PodLogs | RunLogs) -> None:
         self._source = source
-        self._list_pods = list_pods
         self._queue: queue.Queue[Line] = queue.Queue(maxsize=_MOST_TAIL)
         self._threads: dict[str, threading.Thread] = {}
 
     def read(self, query: LogQuery) -> list[Line]:
         """Return the last new lines of a query."""
-        for pod in query.choose(self._list_pods()):
+        for pod in query.choose(self._source.pods()):
             followed = sum(thread.is_alive() for thread in self._threads.values())
             if pod.name not in self._threads and followed < _MOST_PODS:
                 self._threads[pod.name] = threading.Thread(target=self._follow, args=(pod,), daemon=True)

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -18,7 +18,7 @@ from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.client.follow import Jobs, follow_jobs, follow_objects
 from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
-from ddp_cli.client.logs import PodLogs, RunLogs, has_log, log_pod
+from ddp_cli.client.logs import PodLogs, RunLogs
 from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job, read_once
 from ddp_cli.features.ui.job_page import JobPage
@@ -184,7 +184,7 @@ class LocalRuns(Source):
         """Return the reader of the future lines of a run. Raises: ClientError."""
         source = RunLogs(self._find_folder(key), None, None, None)
         source.skip_written()
-        return LogFollower(source, source.pods)
+        return LogFollower(source)
 
 
 def build_run_page(run: RecordedRun, path: Path, *, key: str = "") -> JobPage:
@@ -304,8 +304,8 @@ class ClusterJobs(Source):
         job = self.find(key)
         opened = self._open(key, job)
         api = self._api.within(job.resource["metadata"]["namespace"])
-        logs = PodLogs(api, job.name, None, None, None, since=1, silence_seconds=SILENCE_SECONDS)
-        return LogFollower(logs, lambda: [log_pod(pod) for pod in opened.pods if has_log(pod)])
+        source = PodLogs(api, job.name, None, None, None, since=1, silence_seconds=SILENCE_SECONDS)
+        return LogFollower(replace(source, watched=lambda: opened.pods))
 
     def _note_change(self, opened: _OpenedJob) -> None:
         opened.version += 1

@@ -113,6 +113,22 @@ class TestLostNode:
         assert [line.text for line in source.lines(log_pod(child_pod(0)), follow=True)] == ["step 1"]
         assert cluster.reads == 2
 
+    def test_pods_that_a_watch_has_are_not_listed(self) -> None:
+        class Silent(LostNode):
+            """A log in which nothing is written until its stream is opened again."""
+
+            def request(self, method: str, *words: Any, **named: Any) -> Json:
+                raise AssertionError("the watch has the pods")
+
+            def lines(self, path: str, query: Any = None, *, timeout: float = 30.0) -> Iterator[str]:
+                self.reads += 1
+                yield from ()
+
+        cluster = Silent(None)
+        source = PodLogs(cluster, "train", None, None, None, watched=lambda: [child_pod(0)] * (cluster.reads < 3))
+        assert list(source.lines(log_pod(child_pod(0)), follow=True)) == []
+        assert cluster.reads == 3
+
     def test_end_of_the_job_ends_the_following_of_a_lost_pod(self) -> None:
         cluster = LostNode(500)
         cluster.phase = "Failed"

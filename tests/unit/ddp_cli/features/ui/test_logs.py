@@ -134,7 +134,7 @@ def test_follower_reads_new_lines_of_new_attempts(folder: RunFolder) -> None:
     write(folder, "old\n")
     source = RunLogs(folder, None, None, None)
     source.skip_written()
-    follower = LogFollower(source, source.pods)
+    follower = LogFollower(source)
     taken: list[Line] = []
 
     def until(count: int) -> None:
