@@ -54,7 +54,7 @@ def encode_state(runs: PodRuns) -> dict[str, Any]:
 def _decode_state(message: dict[str, Any]) -> PeerState:
     """Read what ``encode_state`` returns."""
     end = _decode_end(message["end"])
-    return PeerState(from_json(RunPlan, message), bool(message["running"]), end, bool(message["spare"]))
+    return PeerState(from_json(RunPlan, message), bool(message["running"]), end, bool(message.get("spare")))
 
 
 def _encode_end(end: RunEnd | None) -> dict[str, Any] | None:

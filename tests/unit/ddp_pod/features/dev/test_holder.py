@@ -53,6 +53,10 @@ class Runs:
         """Return whether the pod has the code: it is part of the image."""
         return not digest
 
+    def adopt(self, plan: RunPlan) -> None:
+        """Take a run that has ended elsewhere."""
+        self.plan = plan
+
     async def start(self, plan: RunPlan) -> None:
         """Start a run."""
         await asyncio.sleep(0)  # other tasks run before the run has started
@@ -75,8 +79,8 @@ class Runs:
 class Peer:
     """Another pod, connected or lost."""
 
-    def __init__(self, on_start: Callable[[], Awaitable[None]]) -> None:
-        self.index = 1
+    def __init__(self, on_start: Callable[[], Awaitable[None]], index: int = 1) -> None:
+        self.index = index
         self.seen = asyncio.Event()
         self.seen.set()
         self.state: PeerState | None = PeerState(FIRST, running=True)
@@ -86,6 +90,10 @@ class Peer:
         """Start a run, after what happens meanwhile."""
         await self._on_start()
         self.state = PeerState(plan, running=not hold)
+
+    async def note_as_spare(self, plan: RunPlan) -> None:
+        """Note a run."""
+        self.state = PeerState(plan, running=False, end=SUCCESS, spare=True)
 
     async def request(self, kind: str) -> None:
         """End the present run."""
@@ -108,13 +116,15 @@ class Stream:
 class Job:
     """Pod 0 under test and one peer."""
 
-    def __init__(self, folder: Path, hold_seconds: float = 600.0) -> None:
-        self.leader = Leader(launcher_pod(folder, nodes=2, dev=DevConfig(hold_seconds)), ["train.py"])
+    def __init__(self, folder: Path, hold_seconds: float = 600.0, spares: int = 0) -> None:
+        pod = launcher_pod(folder, nodes=2, spares=spares, dev=DevConfig(hold_seconds))
+        self.leader = Leader(pod, ["train.py"])
         self.runs = Runs(self.leader.on_end)
         self.during_start: Callable[[], Awaitable[None]] = self._do_nothing
         self.peer = Peer(lambda: self.during_start())
         self.leader.runs = self.runs  # type: ignore[assignment]
-        self.leader._peers = [self.peer]  # type: ignore[list-item]
+        self.spares = [Peer(self._do_nothing, 2 + number) for number in range(spares)]
+        self.leader._peers = [self.peer, *self.spares]  # type: ignore[list-item]
         self.leader._begun.set()
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.leader._over = self.over
@@ -144,6 +154,10 @@ class Job:
     async def report_peer(self) -> None:
         """Let the other pod report its state."""
         await self.leader._on_peer(self.peer)  # type: ignore[arg-type]
+
+    def list_running_spares(self) -> list[int]:
+        """Return the spares in which the present run has started."""
+        return [peer.index for peer in self.spares if peer.state is not None and peer.state.running]
 
     def list_timers(self) -> list[asyncio.Task[Any]]:
         """Return the timers that will release the pods."""
@@ -269,3 +283,27 @@ async def test_held_pod_serves_pages_of_its_run_and_no_witness_of_lost_nodes(tmp
         assert job.leader.read_page("/peers", query) is None
     job.runs.port = None
     assert job.leader.read_page("/points", "") is None
+
+
+async def test_spares_take_part_one_after_the_other(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=3)
+    await job.run_again()
+    assert job.list_running_spares() == [2]
+    for lost, called in ((job.peer, [2, 3]), (job.spares[0], [3, 4])):
+        lost.state = None
+        await job.leader._on_peer(lost)  # type: ignore[arg-type]
+        await job.leader._on_peer(lost)  # type: ignore[arg-type]  # as several tasks may notice it
+        assert job.list_running_spares() == called
+
+
+async def test_run_of_spares_alone_is_taken_as_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=1)
+    job.leader._begun.clear()
+    second = RunPlan(2, ("train.py",))
+    job.peer.state = None
+    job.spares[0].state = PeerState(second, running=False, end=SUCCESS, spare=True)
+    await job.leader._on_peer(job.spares[0])  # type: ignore[arg-type]
+    assert job.runs.plan == FIRST  # a pod that trains may still come
+    await job.leader._adopt_of_spare()
+    assert job.runs.plan == second
+    assert not job.runs.is_running

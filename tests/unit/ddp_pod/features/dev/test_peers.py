@@ -28,6 +28,7 @@ class Runs:
 
     plan = FIRST
     is_running = False
+    is_spare = False
     end: RunEnd | None = None
 
     async def stop(self) -> None:
