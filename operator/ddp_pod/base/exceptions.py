@@ -120,11 +120,16 @@ def is_remote_text(name: str) -> bool:
     return name.lstrip("_") == "RemoteTraceback" and bool(module)
 
 
-class KilledChild(NamedTuple):
-    """A process that multiprocessing has started, such as a DataLoader worker. ``number``: of the signal."""
+class EndedChild(NamedTuple):
+    """A process that multiprocessing has started, such as a DataLoader worker. ``exit_code``: negative: a signal's."""
 
     name: str
-    number: int
+    exit_code: int
+
+    @property
+    def number(self) -> int:
+        """The number of the signal that killed it; 0 if none did."""
+        return max(0, -self.exit_code)
 
 
 def describe(error: BaseException) -> dict[str, str]:

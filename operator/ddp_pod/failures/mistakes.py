@@ -14,6 +14,7 @@ from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS
 
 _GENERAL: Final = "RuntimeError"
 _ASSERTION: Final = "AssertionError"
+_EXIT: Final = "SystemExit"
 # Builtin classes, also those of libraries that derive from them.
 _MISTAKES: Final = {
     "ArithmeticError", _ASSERTION, "AttributeError", "ImportError", "LookupError", "NameError",
@@ -36,7 +37,7 @@ _OUTSIDE: Final = {
 }
 # What passes on another exception of the chain.
 _NEUTRAL: Final = {
-    _GENERAL, "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
+    _GENERAL, _EXIT, "ExceptionGroup", "BaseExceptionGroup", "Exception",
     "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
 }  # fmt: skip
 # Other packages' checks may be about what a service has answered.
@@ -56,6 +57,12 @@ _MEDIATORS: Final = re.compile(
 _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
+)
+_CLOCK: Final = re.compile(r"(?i)\b\w*time\b|monotonic|perf_counter|deadline")
+# A call in a condition, other than of what needs nothing but its arguments.
+_CALLS: Final = re.compile(
+    r"\b(?!(?:abs|all|any|endswith|float|get_rank|get_world_size|int|isinstance|item|len|max|min|set|sorted|startswith|str"
+    r"|sum)\()\w+\("
 )
 _LINK: Final = re.compile(r"(visit|see)\shttps?://\S+")  # to the documentation of an error
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
@@ -101,7 +108,17 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         has_checked_arguments = facts.types[0] == "ValueError" and bool(_ARGUMENTS.search(facts.place))
         is_local = has_checked_arguments or not _has_looked_outside(facts)
         return is_own and is_local and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
-    return not _MISTAKES.isdisjoint(facts.types)
+    return not _MISTAKES.isdisjoint(facts.types) or (facts.types[0] == _EXIT and _has_refused(facts))
+
+
+def _has_refused(facts: ExceptionFacts) -> bool:
+    """Return whether the script has ended itself with a text, by a condition that is known: as an assertion does."""
+    condition = facts.failing.check
+    is_text = not facts.message.lstrip("-").isdecimal()
+    is_known = bool(condition) and facts.by_script and is_text
+    if not is_known or _has_looked_outside(facts) or _CHECKED.search(condition) or _CALLS.search(condition):
+        return False
+    return not (_NUMERIC.search(f"{facts.message}\n{condition}") or _CLOCK.search(condition))
 
 
 def _is_raised(facts: ExceptionFacts) -> bool:

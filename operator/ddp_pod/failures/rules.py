@@ -13,7 +13,7 @@ import signal
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from ..base.exceptions import MESSAGE_PART, ExceptionFacts, KilledChild, parse_chain, shorten
+from ..base.exceptions import MESSAGE_PART, EndedChild, ExceptionFacts, parse_chain, shorten
 from ..contract.failure_table import CUDA, EXIT_CODES, HANG, NCCL, NETWORK, Outcome, judge_exit_code
 from ..contract.names import EXIT_HANG, EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import has_gpu
@@ -93,7 +93,7 @@ class WorkerEnd(NamedTuple):
     """The exceptions that led to its end, the outermost first; empty: only their texts are known."""
     place: str = ""
     """The line of the script in which it hung, outside of collectives and of I/O; empty: somewhere else."""
-    child: KilledChild | None = None
+    child: EndedChild | None = None
     """The helper process of the rank that a signal had killed."""
     remedy: str = ""
     """By the watchdog, if it has seen more than the error's text shows."""

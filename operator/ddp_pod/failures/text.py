@@ -17,6 +17,7 @@ from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
+from ..rank.own_end_records import OwnEnd
 from .code_remedies import advise_on_code, advise_on_names, complete_remedy, name_code
 from .crashes import SIGNALS
 from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND
@@ -71,6 +72,10 @@ EARLY_EXIT_REMEDY: Final = (
     "ranks step together: no rank may leave the loop before its peers (as with data of unequal length), an "
     "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
     "dist.destroy_process_group()"
+)
+TIMER_REMEDY: Final = (
+    "a signal without a handler ends the process when the script's own timer runs out: install a handler "
+    "(signal.signal), cancel the timer in time, or raise its limit"
 )
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
 
@@ -223,6 +228,16 @@ def describe_early_exit(end: RankEnd, count: int, victim: str) -> str:
         text += f" and the last line {end.line!r}"
     others = f" (and {count - 1} more)" if count > 1 else ""
     return f"{text}{others}, when {victim} still needed it"
+
+
+def describe_own_end(end: OwnEnd) -> str:
+    """Return the text about a call by which the script has ended a process."""
+    return f"by a timer that {end.place} set with {end.call}" if end.is_timer else f"by {end.call} at {end.place}"
+
+
+def advise_on_own_end(end: OwnEnd) -> str:
+    """Return the remedy for a process that the script has ended by a call, or by a timer."""
+    return TIMER_REMEDY if end.is_timer else f"the script ended itself: find out why {end.place} calls {end.call}"
 
 
 def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:

@@ -18,16 +18,16 @@ from typing import Any, Final, NamedTuple
 from ..base.exceptions import (
     LIBRARY,
     PLACE,
+    EndedChild,
     ExceptionFacts,
     FailingCode,
-    KilledChild,
     find_exceptions,
     find_native_exception,
     parse_chain,
     shorten_message,
 )
 from ..base.files import LOCAL_TYPES, read_json
-from ..base.pod import Pod, list_workers
+from ..base.pod import Pod, list_workers, read_worker
 from ..base.runtime_files import CHILD_ERROR
 from ..contract.failure_record import (
     EVIDENCE_ERROR,
@@ -44,15 +44,19 @@ from ..contract.failure_table import (
     CUDA,
     EXIT_CODES,
     HANG,
+    KILLED,
     NETWORK,
     NODE_FAULT,
     OOM,
     SIGNIFICANT_SECONDS,
+    UNKNOWN,
+    USER_ERROR,
     Outcome,
 )
-from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
+from ..rank.own_end_records import OwnEnd, own_end_path, read_own_ends
 from .collective_places import find_main_stack
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
@@ -74,8 +78,10 @@ from .text import (
     EARLY_EXIT_REMEDY,
     advise,
     advise_on_output,
+    advise_on_own_end,
     describe_early_exit,
     describe_exit,
+    describe_own_end,
     describe_worker_failure,
     find_signal,
     find_usage_error,
@@ -190,10 +196,10 @@ def _add_remote_places(recorded: Sequence[ExceptionFacts]) -> list[ExceptionFact
     return chain
 
 
-def _read_child(record: Any) -> KilledChild | None:
-    """Return the killed child in a worker's error file; None if there is none, or if it is malformed."""
+def _read_child(record: Any) -> EndedChild | None:
+    """Return the ended child in a worker's error file; None if there is none, or if it is malformed."""
     is_valid = isinstance(record, list) and list(map(type, record)) == [str, int]
-    return KilledChild(*record) if is_valid else None
+    return EndedChild(*record) if is_valid else None
 
 
 def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
@@ -255,10 +261,12 @@ def shorten_mismatch(message: str) -> str:
 def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
-    helper = _await_helper_error(pod, end.local_rank) if judgement.kind is HELPER and end.child is None else None
+    is_killed = end.child is not None and end.child.number > 0
+    helper = _await_helper_error(pod, end.local_rank) if judgement.kind is HELPER and not is_killed else None
     if helper is not None:
         judgement = _judge_by_helper(judgement, helper)
-    outcome = judgement.outcome
+    own_end = _find_own_end(pod, end, judgement) if helper is None else None
+    outcome = judgement.outcome if own_end is None else _judge_own_end(pod, end, judgement.outcome, own_end)
     chain = list_exceptions(end) if helper is None else [judgement.cause]
     if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement.kind, chain):
         outcome = FATAL
@@ -275,7 +283,7 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     cause = judgement.cause if judgement.cause.types[0] else _find_innermost(end.chain)
     message = shorten_message(message) + _describe_cause(cause, message, volume)
     bus = explain_bus_error(pod, end.local_rank) if _find_killer(end, judgement) == signal.SIGBUS else None
-    message += _describe_signal(end, judgement, bus)
+    message += _describe_end(end, judgement, bus, own_end)
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
         outcome = _judge_early_exit(pod, end, left)
@@ -283,6 +291,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         remedy = EARLY_EXIT_REMEDY
     elif bus is not None:
         remedy = bus.remedy
+    elif own_end is not None:
+        remedy = advise_on_own_end(own_end)
     else:
         only_exit_code = evidence == EVIDENCE_EXIT_CODE
         remedy = end.remedy or advise(judgement, end, only_exit_code=only_exit_code, code=pod.code)
@@ -299,10 +309,37 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         traceback=end.traceback,
         remedy=remedy,
         time=end.time,
-        signature=build_signature(end, outcome, judgement.kind),
+        signature=_sign(end, outcome, judgement.kind, own_end),
         evidence=evidence,
     )
     return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | None:
+    """Return the call of the script that has ended a rank, or its helper, or that set the timer which did."""
+    ends = read_own_ends(own_end_path(pod.runtime, end.local_rank))
+    if judgement.kind is HELPER and end.child is not None:
+        return ends.get(to_shell_exit_code(end.child.exit_code))
+    own = None if end.exception_type else ends.get(to_shell_exit_code(end.exit_code))
+    worker = read_worker(pod, end.local_rank) if own is not None else None
+    # A shell ends with the code of a process that it has started.
+    is_of_rank = worker is not None and own is not None and (worker.pid == own.pid or worker.kind == "program")
+    return own if is_of_rank else None
+
+
+def _judge_own_end(pod: Pod, end: WorkerEnd, outcome: Outcome, own: OwnEnd) -> Outcome:
+    """Return what follows from an end by the script itself. Its own timer runs out again within minutes."""
+    if end.stopped or outcome.category not in (UNKNOWN.name, KILLED.name, USER_ERROR.name):
+        return outcome
+    if outcome.exit_code != EXIT_RETRYABLE or end.exit_code in EXIT_CODES:
+        return outcome
+    return FATAL if own.is_timer and _measure_run(pod, end) < SIGNIFICANT_SECONDS else SCRIPT_ERROR
+
+
+def _sign(end: WorkerEnd, outcome: Outcome, kind: FailureKind, own: OwnEnd | None) -> str:
+    if own is None or kind is HELPER or outcome.category != USER_ERROR.name:
+        return build_signature(end, outcome, kind)
+    return f"{own.call} at {own.place}"[:TYPE_LIMIT]
 
 
 def _judge_early_exit(pod: Pod, end: WorkerEnd, left: RankEnd) -> Outcome:
@@ -357,12 +394,13 @@ def _find_killer(end: WorkerEnd, judgement: Judgement) -> int:
     return 0 if end.exception_type else find_signal(end.exit_code)
 
 
-def _describe_signal(end: WorkerEnd, judgement: Judgement, bus: BusError | None) -> str:
-    """Describe the signal that killed a helper process of a rank, or its bus error."""
+def _describe_end(end: WorkerEnd, judgement: Judgement, bus: BusError | None, own: OwnEnd | None) -> str:
+    """Describe the end of a helper process of a rank, or the bus error or the call of the script that ended a rank."""
+    note = f": {bus.note}" if bus is not None else f": {describe_own_end(own)}" if own is not None else ""
     if judgement.kind is not HELPER or end.child is None:
-        return f": {bus.note}" if bus is not None else ""
-    note = f": {bus.note}" if bus is not None else ""
-    return f" (its process {end.child.name} was {describe_exit(-end.child.number)}{note})"
+        return note
+    verb = "was " if end.child.number else ""
+    return f" (its process {end.child.name} {verb}{describe_exit(end.child.exit_code)}{note})"
 
 
 def _recurs(pod: Pod, end: WorkerEnd, kind: FailureKind, chain: Sequence[ExceptionFacts]) -> bool:
@@ -458,8 +496,11 @@ def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOW
     if exception_type == HANG.name and end.place and not outcome.secondary:
         return f"{HANG.name} in {end.place}"[:TYPE_LIMIT]
     number = -code if code < 0 else code - 128
-    if not exception_type and number in SIGNALS and not outcome.secondary:
-        return signal.Signals(number).name  # whoever sends it: nobody from outside hits the same step twice
+    is_signal = number in SIGNALS or (find_signal(code) and outcome.category == UNKNOWN.name)
+    if not exception_type and is_signal and not outcome.secondary:
+        return describe_exit(code).removeprefix(
+            "killed by "
+        )  # whoever sends it: nobody from outside hits the same step twice
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
         return ""  # the script chose the reaction by one of the launcher's exit codes
     if not exception_type and number > 0:

@@ -16,6 +16,8 @@ from . import counter_slots
 from .groups import GroupRecorder
 from .helper_errors import observe_helpers
 from .hooks import ImportHook
+from .own_end_records import own_end_path
+from .own_ends import observe_own_ends
 
 if TYPE_CHECKING:
     from .part import CreateSampler, RankPart, StepObserver
@@ -73,6 +75,7 @@ class ChildHook(ImportHook):
 
         record_uncaught(self._runtime, self._local_rank)
         observe_helpers(_find_failing_code)
+        observe_own_ends(own_end_path(self._runtime, self._local_rank))
         super().start()
 
     def watch(self, module: Any) -> None:

@@ -30,7 +30,7 @@ from ..base.exceptions import (
     STORE_KEY,
     ExceptionFacts,
 )
-from .killed_children import find_ended_program
+from .ended_children import find_ended_program
 from .read_files import list_read_files
 from .script_objects import is_instance, is_tensor, list_names, list_optimized, read_property
 

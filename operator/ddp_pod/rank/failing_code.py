@@ -61,8 +61,10 @@ def find_failing_code(error: BaseException) -> FailingCode:
     if batch:
         return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
     own_trace = _find_own(traces)
-    if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
+    if not traces or isinstance(error, SyntaxError):  # it names the line itself
         return FailingCode()
+    if isinstance(error, SystemExit):
+        return _find_exit(traces)
     own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
@@ -94,6 +96,26 @@ def find_failing_code(error: BaseException) -> FailingCode:
         _find_documentation(traces, own_trace),
         _find_advice(error, traces, own, last, ways),
     )
+
+
+def _find_exit(traces: list[TracebackType]) -> FailingCode:
+    """Return the condition under which the script has called exit(), itself or by a function that only does so."""
+    for trace in traces[:-3:-1]:
+        frame = trace.tb_frame
+        lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+        if _is_library(trace) or not lines or sum(map(len, lines)) > _MOST_BYTES:
+            break
+        position = _find_position(frame.f_code, trace.tb_lasti)
+        path = _find_path(_parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
+        required = _find_requirement(path, frame.f_code)
+        if required is not None:
+            values = Values()
+            values.add(frame, _list_operands(required))
+            texts = ", ".join(values.list_texts()[:_MOST_VALUES])
+            return FailingCode(check=_unparse(required), values=_shorten(texts, _VALUES_LIMIT))
+        if not _always_raises(path[-2]):
+            break
+    return FailingCode()
 
 
 def _find_own(traces: list[TracebackType]) -> TracebackType | None:

@@ -33,9 +33,9 @@ from ..base.exceptions import (
 )
 from ..base.files import is_own_file, write_json
 from .circumstances import find_circumstance
+from .ended_children import find_ended_child
 from .failing_code import find_failing_code
 from .helper_errors import find_helper_code
-from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
 from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
 from .script_objects import is_instance
@@ -200,7 +200,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any], 
             for item, link in zip(facts, links, strict=True)
         ]
     frames = without_own_frames(explained, explained.__traceback__)
-    child = find_killed_child(explained)
+    child = find_ended_child(explained)
     record = {
         "type": kind,
         "message": message,

@@ -20,6 +20,8 @@ from . import counter_slots, counters
 from .failing_code import find_failing_code
 from .groups import GroupRecorder, read_address
 from .helper_errors import observe_helpers
+from .own_end_records import own_end_path
+from .own_ends import observe_own_ends
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class _RankFiles:
         self.ending = f"{self.output}.{ENDING}"
         self.finished = f"{self.output}.{FINISHED}"
         self.mappings = f"{self.output}.{MAPPINGS}"
+        self.own_end = own_end_path(runtime, int(local_rank))
 
 
 def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoReturn:
@@ -87,6 +90,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
     observe_helpers(find_failing_code)
+    observe_own_ends(files.own_end)
     if slot is not None:
         _count_steps(slot, groups, about, files, parts)
     _run_and_record(kind, target, args, files, about, groups)
@@ -143,6 +147,7 @@ def _remove_stale_files(files: _RankFiles) -> None:
         f"{files.output}.end",
         f"{files.output}.{CHILD_ERROR}",
         files.mappings,
+        files.own_end,
         *groups,
         *(f"{files.metrics}.{page}" for page in PAGES),
     ):

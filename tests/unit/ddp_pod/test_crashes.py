@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_pod.base.exceptions import KilledChild
+from ddp_pod.base.exceptions import EndedChild
 from ddp_pod.base.files import write_json
 from ddp_pod.failures.crashes import (
     SIGNALS,
@@ -27,7 +27,7 @@ from ddp_pod.failures.crashes import (
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
 from ddp_pod.progress.output import _RankOutput, read_end
-from ddp_pod.rank.killed_children import find_killed_child
+from ddp_pod.rank.ended_children import find_ended_child
 from ddp_pod.rank.mapped_files import MappedFile, list_mapped_files, mappings_path
 from tests.support.launcher_config import launcher_pod
 
@@ -115,7 +115,7 @@ def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> 
     assert failure.signature == "SIGBUS"
     assert "/dev/shm" not in failure.remedy
 
-    error = {"type": "ConnectionResetError", "message": "[Errno 104]", "exitCode": 1, "child": ["Process-3", 7]}
+    error = {"type": "ConnectionResetError", "message": "[Errno 104]", "exitCode": 1, "child": ["Process-3", -7]}
     chain = [
         {"types": ["ConnectionResetError"], "errno": 104, "place": "/lib/python3.11/multiprocessing/connection.py"}
     ]
@@ -177,20 +177,29 @@ def test_child_that_a_signal_kills_explains_a_lost_connection(monkeypatch: pytes
     child = context.Process(target=time.sleep, args=(60,), name="loader-2")
     child.start()
     try:
-        assert find_killed_child(ValueError()) is None, "it lives"
-        monkeypatch.setattr("ddp_pod.rank.killed_children._SECONDS_FOR_END", 60.0)
+        assert find_ended_child(ValueError()) is None, "it lives"
+        monkeypatch.setattr("ddp_pod.rank.ended_children._SECONDS_FOR_END", 60.0)
         threading.Timer(0.1, lambda: os.kill(child.pid, signal.SIGBUS)).start()
-        assert find_killed_child(ConnectionResetError()) == KilledChild("loader-2", signal.SIGBUS)
+        assert find_ended_child(ConnectionResetError()) == EndedChild("loader-2", -signal.SIGBUS)
     finally:
         child.kill()
         child.join()
 
 
 def test_children_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = SimpleNamespace(name="a", _popen=SimpleNamespace(poll=lambda: 3))
+    ended = SimpleNamespace(name="a", _popen=SimpleNamespace(poll=lambda: 0))
     children = [None, ended, SimpleNamespace(name=3, _popen=SimpleNamespace(poll=lambda: -9))]
     monkeypatch.setattr("multiprocessing.process._children", children)
-    assert find_killed_child(ValueError()) is None
+    assert find_ended_child(ValueError()) is None
+
+
+def test_killed_child_precedes_one_with_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {"loader-1": 3, "loader-2": -9}
+    children = [
+        SimpleNamespace(name=name, _popen=SimpleNamespace(poll=lambda code=code: code)) for name, code in codes.items()
+    ]
+    monkeypatch.setattr("multiprocessing.process._children", children)
+    assert find_ended_child(ValueError()) == EndedChild("loader-2", -9)
 
 
 def test_end_of_a_rank_has_room_for_a_whole_report_with_long_paths(tmp_path: Path) -> None:

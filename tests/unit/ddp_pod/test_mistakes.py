@@ -71,6 +71,36 @@ def refuse(status: int) -> None:
     raise urllib.error.HTTPError("http://store/data.bin", status, "refused", Message(), None)
 
 
+def exit_if_large(rate: float) -> None:
+    if rate > 0.01:
+        sys.exit("the learning rate is above 0.01")
+
+
+def exit_by_helper(rate: float) -> None:
+    if rate > 0.01:
+        print_and_exit("the learning rate is above 0.01")
+
+
+def print_and_exit(text: str) -> None:
+    print(text)
+    sys.exit(text)
+
+
+def exit_with_a_number(rate: float) -> None:
+    if rate > 0.01:
+        sys.exit(3)
+
+
+def exit_without_answer(answer: Callable[[], bool]) -> None:
+    if not answer():
+        sys.exit("the store is closed")
+
+
+def exit_late(deadline: float) -> None:
+    if deadline < 1.0:
+        sys.exit("over the budget")
+
+
 def wrap(cause: Exception) -> None:
     try:
         raise cause
@@ -161,6 +191,8 @@ def set_start_method_late() -> None:
         lambda: wrap(KeyError("token")),
         lambda: replace_cause(KeyError("token")),
         exit_after_mistake,
+        lambda: exit_if_large(0.1),
+        lambda: exit_by_helper(0.1),
     ],
 )
 def test_mistake_ends_the_job_at_once(work: Callable[[], object], tmp_path: Path) -> None:
@@ -185,11 +217,20 @@ def test_mistake_ends_the_job_at_once(work: Callable[[], object], tmp_path: Path
         lambda: sys.exit("the feature store does not answer"),
         lambda: (_ for _ in ()).throw(RuntimeError("the feature store does not answer")),
         fail_in_handler,
+        lambda: exit_with_a_number(0.1),
+        lambda: exit_without_answer(bool),
+        lambda: exit_late(0.5),
     ],
 )
 def test_failure_with_a_cause_outside_is_not_final(work: Callable[[], object], tmp_path: Path) -> None:
     failure = examine(work, tmp_path)
     assert failure.outcome.exit_code != 81, failure.message
+
+
+@pytest.mark.parametrize("work", [exit_if_large, exit_by_helper, exit_with_a_number])
+def test_condition_of_an_exit_is_in_the_remedy(work: Callable[[float], None], tmp_path: Path) -> None:
+    failure = examine(lambda: work(0.1), tmp_path)
+    assert failure.remedy.endswith("what it refuses: rate > 0.01 (rate: 0.1)")
 
 
 @pytest.mark.parametrize("read", [torch.load, load_yaml])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from ..base.exceptions import KilledChild
+from ..base.exceptions import EndedChild
 from ..contract.processes import name_command
 from .script_objects import is_instance, read_attributes
 
@@ -26,8 +26,8 @@ class EndedProgram(NamedTuple):
     end: str
 
 
-def find_killed_child(error: BaseException) -> KilledChild | None:
-    """Return the child that a signal has killed, for an exception of a rank that may have waited for it.
+def find_ended_child(error: BaseException) -> EndedChild | None:
+    """Return a child that a signal has killed, or that failed, for an exception of a rank that may have waited for it.
 
     Exceptions of lost connections arrive before the end of the process, which is awaited then.
     """
@@ -35,22 +35,26 @@ def find_killed_child(error: BaseException) -> KilledChild | None:
     deadline = time.monotonic() + _SECONDS_FOR_END
     while True:
         children = tuple(getattr(module, "_children", ()))[:_MOST_CHILDREN]
-        killed = next(filter(None, map(_examine, children)), None)
+        ended = min(filter(None, map(_examine, children)), key=_get_exit_code, default=None)
         may_follow = bool(children) and isinstance(error, (ConnectionError, EOFError))
-        if killed is not None or not may_follow or time.monotonic() > deadline:
-            return killed
+        if ended is not None or not may_follow or time.monotonic() > deadline:
+            return ended
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _examine(child: Any) -> KilledChild | None:
-    """Return a child if a signal has killed it. It may be of any class of the script."""
+def _examine(child: Any) -> EndedChild | None:
+    """Return a child if it has ended, other than with 0. It may be of any class of the script."""
     try:
         code = child._popen.poll()
         name = child.name
     except Exception:
         return None
-    is_killed = is_instance(code, int) and code < 0 and is_instance(name, str)
-    return KilledChild(str(name)[:_NAME_LIMIT], -code) if is_killed else None
+    has_failed = is_instance(code, int) and code != 0 and is_instance(name, str)
+    return EndedChild(str(name)[:_NAME_LIMIT], code) if has_failed else None
+
+
+def _get_exit_code(child: EndedChild) -> int:
+    return child.exit_code
 
 
 def find_ended_program(error: BaseException) -> EndedProgram | None:

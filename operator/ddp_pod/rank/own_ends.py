@@ -1,0 +1,89 @@
+"""Where a script ends its own process, or sets a timer that does: an exit code and a signal name no line.
+
+The functions of os and signal for this are replaced before the program starts. The launcher reads what they note.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any, Final
+
+from ..base.exceptions import LIBRARY
+from ..base.files import write_json
+from .own_end_records import OwnEnd
+
+_TIMERS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+"""The signals of setitimer's three timers, by their numbers."""
+_TEXT_LIMIT: Final = 160
+
+
+def observe_own_ends(path: str) -> None:
+    """Note such calls of this process and of those that it forks. ``path``: of the file."""
+    notes: dict[int, OwnEnd] = {}
+
+    def note(code: int, call: str, frame: FrameType, *, is_timer: bool) -> None:
+        if LIBRARY.search(frame.f_code.co_filename):
+            return  # multiprocessing ends its processes so
+        name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+        place = f"{name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+        end = OwnEnd(os.getpid(), call, place[:_TEXT_LIMIT], is_timer)
+        if notes.get(code) != end:
+            notes[code] = end
+            write_json(path, {str(known): noted for known, noted in notes.items()})
+
+    def replace(module: Any, name: str, find_code: Callable[..., int], *, is_timer: bool = False) -> None:
+        """Replace a function. ``find_code``: returns the exit code of a call, as a shell has it, or 0."""
+        original = getattr(module, name)
+
+        @wraps(original)
+        def observed(*arguments: Any, **options: Any) -> Any:
+            try:
+                code = find_code(*arguments, **options)
+                if code:
+                    note(code, f"{module.__name__}.{name}()", sys._getframe(1), is_timer=is_timer)
+            except Exception:  # a bug here must never reach the script, and a full disk not hide its end
+                pass
+            return original(*arguments, **options)
+
+        observed.__module__ = module.__name__  # by which pickle finds it
+        setattr(module, name, observed)
+
+    replace(os, "_exit", _find_exit_code)
+    replace(os, "abort", _find_abort)
+    replace(os, "kill", _find_kill)
+    replace(os, "killpg", _find_group_kill)
+    replace(signal, "raise_signal", _find_signal)
+    replace(signal, "alarm", _find_alarm, is_timer=True)
+    replace(signal, "setitimer", _find_timer, is_timer=True)
+
+
+def _find_exit_code(status: int) -> int:
+    return status & 255
+
+
+def _find_abort() -> int:
+    return _find_signal(signal.SIGABRT)
+
+
+def _find_kill(pid: int, number: int) -> int:
+    return _find_signal(number) if pid in (0, os.getpid()) else 0
+
+
+def _find_group_kill(group: int, number: int) -> int:
+    return _find_signal(number) if group in (0, os.getpgrp()) else 0
+
+
+def _find_signal(number: int) -> int:
+    is_fatal = number and signal.getsignal(number) is signal.SIG_DFL
+    return 128 + number if is_fatal else 0
+
+
+def _find_alarm(seconds: int) -> int:
+    return _find_signal(signal.SIGALRM) if seconds else 0
+
+
+def _find_timer(which: int, seconds: float, interval: float = 0.0) -> int:
+    return _find_signal(_TIMERS[which]) if seconds else 0

@@ -1,0 +1,100 @@
+"""Calls by which a script ends its own process, or sets a timer that does."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_pod.base.files import write_json
+from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
+from ddp_pod.failures.rules import WorkerEnd
+from ddp_pod.failures.worker_failure import examine_worker
+from ddp_pod.rank.own_end_records import OwnEnd, own_end_path, read_own_ends
+from tests.support.launcher_config import launcher_pod
+
+_SHIM = "import sys; from ddp_pod.rank.own_ends import observe_own_ends; observe_own_ends(sys.argv[1]); "
+_RUN = "exec(compile(open(sys.argv[2]).read(), sys.argv[2], 'exec'), {'__name__': '__main__'})"
+
+
+def run_script(folder: Path, line: str) -> tuple[int, dict[int, OwnEnd]]:
+    """Run a line of a script. Return its exit code, negative for a signal, and what it has noted."""
+    script = folder / "train.py"
+    script.write_text(f"import os, signal, time, multiprocessing\n\ndef stop():\n    {line}\n\nstop()\n")
+    notes = folder / "notes.json"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", _SHIM + _RUN, str(notes), str(script)], env=environment, check=False)
+    return done.returncode, read_own_ends(str(notes))
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code", "call"),
+    [
+        ("os._exit(4)", 4, "os._exit()"),
+        ("os.abort()", -signal.SIGABRT, "os.abort()"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "os.kill()"),
+        ("signal.raise_signal(signal.SIGUSR1)", -signal.SIGUSR1, "signal.raise_signal()"),
+        ("signal.alarm(1); time.sleep(60)", -signal.SIGALRM, "signal.alarm()"),
+        ("signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(60)", -signal.SIGALRM, "signal.setitimer()"),
+    ],
+)
+def test_call_that_ends_a_process_is_noted_with_its_place(tmp_path: Path, line: str, exit_code: int, call: str) -> None:
+    ended, notes = run_script(tmp_path, line)
+    assert ended == exit_code
+    noted = notes[exit_code if exit_code > 0 else 128 - exit_code]
+    assert (noted.call, noted.place) == (call, "stop (train.py:4)")
+    assert noted.is_timer == (exit_code == -signal.SIGALRM)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "signal.signal(signal.SIGALRM, lambda *_: None); signal.alarm(1)",
+        "signal.alarm(0)",
+        "os.kill(os.getpid(), 0)",
+        "os._exit(0)",
+        "child = multiprocessing.get_context('fork').Process(target=int, args=('x',)); child.start(); child.join()",
+    ],
+)
+def test_call_that_ends_no_process_is_not_noted(tmp_path: Path, line: str) -> None:
+    assert run_script(tmp_path, line) == (0, {})
+
+
+def test_replaced_functions_can_be_pickled(tmp_path: Path) -> None:
+    line = f"import pickle; open({str(tmp_path / 'function')!r}, 'wb').write(pickle.dumps(os._exit))"
+    assert run_script(tmp_path, line) == (0, {})
+    assert pickle.loads((tmp_path / "function").read_bytes()) is os._exit
+
+
+@pytest.mark.parametrize(
+    ("code", "call", "is_timer", "exit_code"),
+    [
+        (-signal.SIGTERM, "os.kill()", False, EXIT_RETRYABLE),
+        (4, "os._exit()", False, EXIT_RETRYABLE),
+        (-signal.SIGPROF, "signal.setitimer()", True, EXIT_USER_ERROR),
+    ],
+)
+def test_own_end_is_the_scripts_failure_with_its_place(
+    tmp_path: Path, code: int, call: str, is_timer: bool, exit_code: int
+) -> None:
+    pod = launcher_pod(tmp_path)
+    for name in ("workers", "output"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    worker = {"pid": 7, "rank": 0, "localRank": 0, "restart": 0, "started": 100.0, "kind": "script"}
+    write_json(str(tmp_path / "workers/0.json"), worker)
+    noted = OwnEnd(7, call, "stop (train.py:4)", is_timer)
+    shell_code = code if code > 0 else 128 - code
+    write_json(own_end_path(pod.runtime, 0), {str(shell_code): noted})
+    failure = examine_worker(pod, WorkerEnd(code, time=110.0))
+    assert (failure.category, failure.container_exit_code) == ("UserError", exit_code)
+    assert "stop (train.py:4)" in failure.message
+    assert call in failure.message
+    assert failure.signature == f"{call} at stop (train.py:4)"
+
+    write_json(own_end_path(pod.runtime, 0), {str(shell_code): noted._replace(pid=8)})
+    assert "train.py" not in examine_worker(pod, WorkerEnd(code, time=110.0)).message, "another process's"
