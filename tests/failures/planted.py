@@ -56,6 +56,7 @@ class Planted:
     after: str = ""
     command: tuple[str, ...] = ("python", "train.py")
     files: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
     def write(self) -> str:
         """Return the script."""
@@ -1356,6 +1357,67 @@ if rank == 1 and step == 5:
         never="(?i)other pods",
         command=("bash", "run.sh"),
         files=(("run.sh", "set -o pipefail\npython -u train.py | head -n 3\n"),),
+    ),
+    "a timer of the script without a handler": Planted(
+        cause=("SIGALRM", "train.py"),
+        remedy="(?i)handler",
+        setup="import signal",
+        step="""\
+if rank == 1 and step == 5:
+    signal.alarm(1)  # here
+    time.sleep(30)""",
+    ),
+    "a script that kills itself": Planted(
+        cause=("SIGTERM",),
+        remedy="(?i)ended itself",
+        restarts=1,
+        setup="import signal",
+        step="""\
+if rank == 1 and step == 5:
+    os.kill(os.getpid(), signal.SIGTERM)  # here""",
+    ),
+    "a script that exits with a reason": Planted(
+        cause=("above the limit",),
+        remedy="(?i)limit < 0.1|refuses|fix",
+        setup="""\
+limit = 0.05
+def check():
+    if limit < 0.1:
+        sys.exit('the learning rate 0.1 is above the limit')  # here""",
+        step="if rank == 1 and step == 5: check()",
+    ),
+    "a DataLoader worker that ends without an exception": Planted(
+        cause=("exit code 3",),
+        remedy="(?i)os._exit",
+        restarts=1,
+        setup="""\
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, number):
+        if number == 37 and here == '1':
+            os._exit(3)  # here
+        return torch.zeros(8)
+images = iter(torch.utils.data.DataLoader(Images(), batch_size=4, num_workers=2))""",
+        step="next(images)",
+    ),
+    "a rank that ends at a time limit of faulthandler": Planted(
+        cause=("dump_traceback_later|in load",),
+        remedy="(?i)does not leave its line",
+        category="Hang",
+        restarts=1,
+        setup="""\
+import faulthandler
+faulthandler.dump_traceback_later(20 if here == '1' else 60, exit=True)
+def load():
+    time.sleep(300)  # here""",
+        step="if rank == 1 and step == 5: load()",
+    ),
+    "an interpreter of another installation": Planted(
+        cause=("init_fs_encoding|platform independent",),
+        remedy="PYTHONHOME",
+        ranks=(None,),
+        env=(("PYTHONHOME", "/opt/conda"),),
     ),
 }
 

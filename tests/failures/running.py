@@ -16,7 +16,8 @@ from tests.failures.planted import Planted
 
 RANKS: Final = 2
 SECONDS: Final = 300  # for one failure on a busy machine
-_CODE: Final = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
+# The paths are not in the environment: ranks inherit it, and would find there what a user's ranks do not.
+_CODE: Final = f"import sys; sys.path[:0] = {sys.path!r}; from ddp_cli.__main__ import main; sys.exit(main())"
 
 
 class Answer(NamedTuple):
@@ -37,7 +38,7 @@ def run_planted(failure: Planted, folder: Path) -> Mapping[str, Any]:
         "name": "trainer",
         "image": "example.com/train:1",
         "command": [*failure.command],
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": [{"name": name, "value": value} for name, value in (("OMP_NUM_THREADS", "1"), *failure.env)],
     }
     spec = {
         "nodes": failure.pods,
@@ -53,8 +54,7 @@ def run_planted(failure: Planted, folder: Path) -> Mapping[str, Any]:
         "spec": spec,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("VIRTUAL_ENV", None)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     with (folder / "out.txt").open("w") as output:
         subprocess.run(
             [sys.executable, "-c", _CODE, "run", "job.yaml", "--plain", "--cpu"],

@@ -112,7 +112,7 @@ def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
         _secure_container(container, job.spec.security_profile)
     _check_own_variables(pod)
     for container in pod.get("initContainers") or []:
-        # The status then has the last lines of the log. The launcher writes the training container's message.
+        # The status then has the last lines of the log.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
@@ -188,6 +188,8 @@ def _build_trainer(
         {"name": "metrics", "containerPort": spec.metrics.port},
     ]
     trainer.setdefault("terminationMessagePath", "/dev/termination-log")
+    # The launcher writes the message, unless its Python does not start.
+    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if spec.checkpoint and spec.checkpoint.secret_ref:
         secret = {"secretRef": {"name": spec.checkpoint.secret_ref.name}}
         trainer["envFrom"] = [secret, *(trainer.get("envFrom") or [])]

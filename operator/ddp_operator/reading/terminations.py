@@ -29,6 +29,8 @@ from ddp_pod.contract.failure_table import (
     judge_exit_code,
 )
 from ddp_pod.contract.failure_text import (
+    BROKEN_PYTHON,
+    BROKEN_PYTHON_REMEDY,
     DISK_REMEDY,
     EMPTY_DIR_REMEDY,
     INIT_CONTAINER_REMEDY,
@@ -99,10 +101,11 @@ def _read_plain_text(exit_code: int, reason: str, text: str) -> PodEnd:
     """Return the end of a pod whose message is plain text: the kubelet's fallback is the end of the log."""
     by_code = judge_exit_code(exit_code)
     tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
+    is_killed = 128 < exit_code <= 128 + signal.NSIG  # then the log has no reason
     return PodEnd(
         category=by_code.category,
         exit_code=exit_code,
-        message=tail.rpartition("\n")[2].strip() or _describe_exit(exit_code, reason),
+        message=(not is_killed and tail.rpartition("\n")[2].strip()) or _describe_exit(exit_code, reason),
         traceback=tail if "\n" in tail else "",
         remedy=CATEGORIES[by_code.category].remedy,
     )
@@ -121,6 +124,16 @@ def _add_kubelet_evidence(
     if program:
         remedy = sanitize_text(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
         end = dataclasses.replace(end, category=USER_ERROR.name, permanent=True, remedy=remedy)
+    is_launcher = not evidence.init_container and end.container_exit_code < 128
+    broken = BROKEN_PYTHON.search(text) if is_launcher else None
+    if broken:
+        end = dataclasses.replace(
+            end,
+            category=USER_ERROR.name,
+            permanent=True,
+            message=sanitize_text(broken[0], _MAX_TEXT),
+            remedy=BROKEN_PYTHON_REMEDY,
+        )
     if evidence.init_container:
         # The Job has no backoffLimit, so the Job controller would restart the pod forever.
         permanent = end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR

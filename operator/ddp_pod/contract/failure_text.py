@@ -1,5 +1,6 @@
 """Texts of failures and remedies that the launcher and the operator, or the operator and the commands, share."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -14,6 +15,16 @@ HIDDEN_FAILURE_REMEDY: Final = (
 PROGRAM_REMEDY: Final = (
     "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
     "spec.template (an image without python may have python3)"
+)
+BROKEN_PYTHON: Final = re.compile(
+    r"^(Fatal Python error: init_\w+: |Could not find platform independent libraries"
+    r"|\S*python\S*: error while loading shared libraries: )[^\n]*",
+    re.M,
+)
+"""What a Python prints that cannot start."""
+BROKEN_PYTHON_REMEDY: Final = (
+    "this Python cannot start: correct or remove PYTHONHOME, PYTHONPATH and LD_LIBRARY_PATH in the environment, which "
+    "may be meant for another Python, or repair its installation"
 )
 DISK_REMEDY: Final = (
     "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"

@@ -16,6 +16,9 @@ from ..contract.failure_record import Failure
 from .kinds import OTHER_SIZES
 
 _REPORT: Final = "Fatal Python error: "
+# The first line of what faulthandler.dump_traceback_later() writes, before the stacks of all threads.
+_TIME_LIMIT: Final = re.compile(r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$", re.M)
+_WAITS: Final = re.compile(r"[/\\]torch[/\\](distributed[/\\]|nn[/\\]parallel[/\\]dist|autograd[/\\]graph\.py)")
 _THREAD: Final = re.compile(r"^(?:Current t|T)hread 0x\w+[^\n]*:$", re.M)
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+),? in (?P<function>.*)$', re.M)
@@ -33,9 +36,28 @@ class RankPlace(NamedTuple):
     place: str
 
 
+def find_timed_stack(output: str) -> str:
+    """Return the main thread's stack at which faulthandler.dump_traceback_later() has ended a rank; empty: it has not.
+
+    Output of the script after the stacks shows that it went on.
+    """
+    report = _TIME_LIMIT.split(output)[-1]
+    is_last = all(_FRAME.match(line) or _THREAD.match(line) or line in ("", "  ...") for line in report.splitlines())
+    return _read_main_stack(report) if is_last else ""
+
+
+def is_wait(stack: str) -> bool:
+    """Return whether the innermost call of a stack waits for other ranks."""
+    return bool(_WAITS.search(stack.rpartition("\n")[2]))
+
+
 def find_main_stack(output: str) -> str:
     """Return the main thread's stack in the last report of a crash, the innermost call last; empty: unknown."""
-    for thread in _THREAD.split(output.rpartition(_REPORT)[2])[1:]:
+    return _read_main_stack(output.rpartition(_REPORT)[2])
+
+
+def _read_main_stack(report: str) -> str:
+    for thread in _THREAD.split(report)[1:]:
         frames = list(_FRAME.finditer(thread))
         if any(frame["function"] == _SHIM for frame in frames):
             lines = [frame[0] for frame in reversed(frames) if not is_own_file(frame["path"])]
@@ -97,14 +119,14 @@ def _is_side(failure: Failure) -> bool:
 
 def _list_places(failures: Sequence[Failure], condition: Callable[[Failure], bool]) -> list[RankPlace]:
     places = [
-        RankPlace(failure.rank or 0, failure.pod_index or 0, _find_place(failure.traceback)[:_PLACE_LIMIT])
+        RankPlace(failure.rank or 0, failure.pod_index or 0, find_place(failure.traceback)[:_PLACE_LIMIT])
         for failure in failures
         if condition(failure)
     ]
     return [place for place in places if place.place]
 
 
-def _find_place(traceback: str) -> str:
+def find_place(traceback: str) -> str:
     """Return the innermost line of the script in a traceback, and the library's function that it called."""
     frames = list(_FRAME.finditer(traceback.rpartition(_TRACEBACK)[2]))
     own = [number for number, frame in enumerate(frames) if not LIBRARY.search(frame["path"])]

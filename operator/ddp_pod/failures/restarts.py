@@ -45,15 +45,20 @@ class Recurrence:
         self._seen: dict[str, float] = {}  # seconds that the workers had run, by signature
         self._counts: dict[str, int] = {}  # steps that the failed rank had made since its start, by signature
         self._farthest = 0.0
+        self._hangs: set[str] = set()  # of workers that had begun at the first step, minutes before
 
     def observe(self, signature: str, step: float | None, lasted: float, counted: int | None = None) -> bool:
         """Record a failure ``lasted`` seconds after the start of its workers. Returns whether it is a repetition."""
         self.note_end(signature, step, lasted, counted)
         if not self.has_progress:
             self.without_progress += 1
-        repeated = signature in self._seen
+        # What makes ranks wait for each other at a line may come at any step. A run that resumes has made progress.
+        is_anew = counted is not None and (step or 0.0) <= counted and lasted < SIGNIFICANT_SECONDS
+        hang = signature if is_anew and signature.startswith(HANG.name) else ""
+        repeated = signature in self._seen or hang in self._hangs
         if signature:
             self._seen[signature] = lasted
+        self._hangs |= {hang} - {""}
         return repeated
 
     def note_end(self, signature: str, step: float | None, lasted: float, counted: int | None) -> None:
@@ -153,11 +158,7 @@ class InPlaceRestarts:
 
         if any(is_unexplained(self._pod, failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
-            failures = [
-                add_last_lines(self._pod, failure) if is_unexplained(self._pod, failure) else failure
-                for failure in failures
-            ]
-            failures = add_places(failures, peers)
+            failures = add_places(list(map(self._explain, failures)), peers)
         if awaited is not None and _explains(awaited, failures):
             failures = [*failures, _add_timeout(awaited, failures)]
         self.failures = failures

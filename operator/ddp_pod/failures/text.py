@@ -14,7 +14,7 @@ from ..base.exceptions import PLACE, ExceptionFacts
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
 from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_FAULT, UNKNOWN, USER_ERROR
-from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
+from ..contract.failure_text import BROKEN_PYTHON, BROKEN_PYTHON_REMEDY, SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
 from ..rank.own_end_records import OwnEnd
@@ -46,11 +46,6 @@ ARGUMENTS_REMEDY: Final = (
     "correct the script's arguments: args in spec.template, or those after -- on the command line; its --help lists "
     "them"
 )
-NO_LIBRARY_REMEDY: Final = (
-    "this Python does not find its standard library: remove PYTHONHOME and PYTHONPATH of another Python from the "
-    "environment, or call the Python for which they are meant"
-)
-_NO_LIBRARY: Final = re.compile(r"Fatal Python error: init_\w+: |^Could not find platform independent libraries", re.M)
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
 )
@@ -72,6 +67,10 @@ EARLY_EXIT_REMEDY: Final = (
     "ranks step together: no rank may leave the loop before its peers (as with data of unequal length), an "
     "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
     "dist.destroy_process_group()"
+)
+OWN_LIMIT_REMEDY: Final = (
+    "find out why the rank, or a peer for which it waits, does not leave its line; if it is slow by design, raise the "
+    "limit, or call faulthandler.cancel_dump_traceback_later() in time"
 )
 TIMER_REMEDY: Final = (
     "a signal without a handler ends the process when the script's own timer runs out: install a handler "
@@ -138,8 +137,8 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
     """
     if is_usage(text, exit_code):
         return ARGUMENTS_REMEDY
-    if _NO_LIBRARY.search(text):
-        return NO_LIBRARY_REMEDY
+    if BROKEN_PYTHON.search(text):
+        return BROKEN_PYTHON_REMEDY
     if ranks > 1 and _COLLISION.search(text):
         return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)

@@ -53,11 +53,11 @@ from ..contract.failure_table import (
     USER_ERROR,
     Outcome,
 )
-from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..contract.names import EXIT_HANG, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
 from ..rank.own_end_records import OwnEnd, own_end_path, read_own_ends
-from .collective_places import find_main_stack
+from .collective_places import find_main_stack, find_place, find_timed_stack, is_wait
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import (
@@ -76,6 +76,7 @@ from .rank_ends import PrintedTraceback, find_dead_helper
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind, judge, list_exceptions
 from .text import (
     EARLY_EXIT_REMEDY,
+    OWN_LIMIT_REMEDY,
     advise,
     advise_on_output,
     advise_on_own_end,
@@ -105,6 +106,7 @@ _MOUNTS: Final = "/proc/self/mounts"
 _MOST_MOUNTS: Final = 1000
 _SECONDS_FOR_REPORT: Final = 3.0
 _SECONDS_TO_BEGIN: Final = SECONDS_TO_KEEP + 0.5  # until the first line of a report is in the file
+_SECONDS_FOR_STACKS: Final = 0.2
 _MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
 
@@ -532,7 +534,33 @@ def is_unexplained(pod: Pod, failure: Failure) -> bool:
     if failure.exception_type or failure.exit_code is None or failure.local_rank is None:
         return False
     is_shell = failure.evidence == EVIDENCE_EXIT_CODE and bool(_read_child_error(pod, failure.local_rank))
-    return is_native_crash(failure.exit_code) or is_shell
+    return is_native_crash(failure.exit_code) or is_shell or bool(_find_timed_stack(pod, failure))
+
+
+def _find_timed_stack(pod: Pod, failure: Failure) -> str:
+    """Return where a rank was that has ended by a time limit of its own; empty: it has not."""
+    if failure.exit_code != 1 or failure.evidence != EVIDENCE_EXIT_CODE:
+        return ""
+    time.sleep(_SECONDS_FOR_STACKS)  # the lines may just arrive
+    return find_timed_stack(read_end(pod, failure.local_rank or 0))
+
+
+def _add_time_limit(failure: Failure, stack: str) -> Failure:
+    """Return the failure of a rank that has ended by a limit of its own: a hang, or the wait for a peer that hangs."""
+    outcome = EXIT_CODES[EXIT_HANG]
+    waits = is_wait(stack)
+    place = find_place(stack)
+    return replace(
+        failure,
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=waits,
+        message=f"{failure.message}: the limit of faulthandler.dump_traceback_later() was over, in {place}",
+        traceback=stack,
+        remedy=OWN_LIMIT_REMEDY,
+        signature="" if waits else f"{HANG.name} in {place}"[:TYPE_LIMIT],
+        evidence=EVIDENCE_TIMEOUT if waits else EVIDENCE_ERROR,
+    )
 
 
 def _read_child_error(pod: Pod, local_rank: int) -> dict[str, Any]:
@@ -549,6 +577,9 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     exit_code = failure.exit_code
     assert local_rank is not None
     assert exit_code is not None
+    stack = _find_timed_stack(pod, failure)
+    if stack:
+        return _add_time_limit(failure, stack)
     crash = _read_crash(pod, local_rank) if is_native_crash(exit_code) else None
     child_error = _read_child_error(pod, local_rank)
     last_lines = _await_exception(pod, local_rank) if child_error else read_last_lines(pod, local_rank)

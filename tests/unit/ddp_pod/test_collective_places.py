@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Final
 
 from ddp_pod.contract.failure_record import Failure
-from ddp_pod.failures.collective_places import RankPlace, add_places, find_lost_places, find_main_stack, read_places
+from ddp_pod.failures.collective_places import (
+    RankPlace,
+    add_places,
+    find_lost_places,
+    find_main_stack,
+    find_timed_stack,
+    is_wait,
+    read_places,
+)
 
 LIBRARY: Final = "/venv/lib/python3.11/site-packages/torch"
 REPORT: Final = f"""\
@@ -23,6 +31,17 @@ Thread 0x00007f87e8491b80 (most recent call first):
   File "/launcher.zip/rank/worker.py", line 210 in _run_and_record
 
 Extension modules: numpy.linalg._umath_linalg
+"""
+TIMED: Final = """\
+step 14 loss 0.3
+Timeout (0:00:08)!
+Thread 0x00007f87bf7fe6c0 (most recent call first):
+  File "/app/load.py", line 36 in prefetch
+
+Thread 0x00007f87e8491b80 (most recent call first):
+  File "/app/train.py", line 12 in read_shard
+  File "/app/train.py", line 52 in main
+  File "/launcher.zip/rank/worker.py", line 210 in _run_and_record
 """
 TRACEBACK: Final = f"""\
 Traceback (most recent call last):
@@ -66,6 +85,16 @@ def test_stack_of_another_thread_is_not_the_main_one() -> None:
     assert "prefetch" not in find_main_stack(REPORT)
     assert find_main_stack(REPORT.replace("_run_and_record", "run")) == ""
     assert find_main_stack("step 3") == ""
+
+
+def test_stack_at_a_time_limit_is_that_of_the_main_thread() -> None:
+    stack = find_timed_stack(TIMED)
+    assert stack.endswith('File "/app/train.py", line 12 in read_shard')
+    assert not is_wait(stack)
+    assert find_timed_stack(f"{TIMED}step 15 loss 0.2\n") == "", "it went on"
+    assert find_timed_stack(REPORT) == ""
+    peer = find_timed_stack(TIMED.replace('/app/train.py", line 12', f'{LIBRARY}/autograd/graph.py", line 12'))
+    assert is_wait(peer)
 
 
 # -- several pods

@@ -353,6 +353,11 @@ def test_failures_without_progress_get_new_pods(
         ([("A", None, 400, 30), ("A", None, 400, 31)], [False, True]),
         ([("A", None, 400, 0), ("A", None, 400, 0)], [False, True]),
         ([("A", None, 400, 110), ("A", None, 400, 20), ("A", None, 400, 20)], [False, False, True]),  # resumed
+        # A hang at another step of a run that begins anew, of one that resumes, and after a longer time.
+        ([("Hang in a", 40, 9, 40), ("Hang in a", 90, 9, 90)], [False, True]),
+        ([("Hang in a", 40, 9, 40), ("Hang in a", 90, 9, 50)], [False, False]),
+        ([("Hang in a", 40, 400, 40), ("Hang in a", 90, 400, 90)], [False, False]),
+        ([("Hang in a", 40, 9, 40), ("Hang in b", 90, 9, 90)], [False, False]),
     ],
 )
 def test_same_signature_without_a_step_in_between_is_a_repetition(failures: list[Any], repeated: list[bool]) -> None:

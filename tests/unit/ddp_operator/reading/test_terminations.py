@@ -76,11 +76,26 @@ def test_exit_code_decides_category_without_message(code: int, category: str, wo
         (1, "", "", "the container ended with exit code 1"),
         (128, "StartError", 'exec: "python3": not found', 'exec: "python3": not found'),
         (1, "Error", "Traceback\nValueError: x\n", "ValueError: x"),
+        (137, "Error", "step 3", "the pod was killed by signal 9"),
     ],
 )
 def test_end_without_message_is_described(code: int, reason: str, text: str, message: str) -> None:
     end = parse(text, code, reason)
     assert (end.message, end.traceback) == (message, text.strip() if "\n" in text.strip() else "")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (1, "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding"),
+        (127, "/usr/bin/python3: error while loading shared libraries: /opt/lib/libm.so.6: file too short"),
+    ],
+)
+def test_python_that_cannot_start_ends_the_job(code: int, line: str) -> None:
+    end = parse(f"before\n{line}\n\n  <no Python frame>\n", code, "Error")
+    assert (end.category, end.permanent, end.message) == ("UserError", True, line)
+    assert "PYTHONHOME" in end.remedy
+    assert not parse(f"before\n{line}\n", 137, "Error").permanent, "its launcher was killed"
 
 
 def test_kubelet_oom_kill_overrides_message() -> None:
