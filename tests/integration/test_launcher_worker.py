@@ -15,7 +15,7 @@ import pytest
 from ddp_pod.contract.command_line import split_python_line
 from ddp_pod.rank.counter_slots import claim_slot, open_slot
 from ddp_pod.rank.counters import PID, STEPS, CounterMemory
-from ddp_pod.rank.mapped_files import mappings_path, read_mapped_files
+from ddp_pod.rank.end_notes import mappings_path, read_mapped_files
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 

@@ -17,9 +17,9 @@ from ddp_pod.contract.names import OPTIONAL_FEATURES
 
 RANK_MODULES = [
     "base", "base.exceptions", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child",
-    "rank.circumstances", "rank.counters", "rank.ended_children", "rank.failing_code", "rank.groups",
+    "rank.circumstances", "rank.counters", "rank.end_notes", "rank.ended_children", "rank.failing_code", "rank.groups",
     "rank.helper_errors", "rank.hooks", "rank.lasting_files", "rank.module_facts", "rank.near_names",
-    "rank.own_end_records", "rank.own_ends", "rank.read_files", "rank.script_objects", "rank.tracebacks",
+    "rank.own_ends", "rank.read_files", "rank.script_objects", "rank.tracebacks",
     "rank.values", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from ..base.files import is_own_file
 from ..base.pod import Pod
-from ..rank.mapped_files import MappedFile, mappings_path, read_mapped_files
+from ..rank.end_notes import MappedFile, mappings_path, read_mapped_files
 
 SHARED_MEMORY: Final = "/dev/shm"
 _MIB: Final = 1 << 20

@@ -17,7 +17,7 @@ from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_
 from ..contract.failure_text import BROKEN_PYTHON, BROKEN_PYTHON_REMEDY, SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
-from ..rank.own_end_records import OwnEnd
+from ..rank.end_notes import OwnEnd
 from .code_remedies import advise_on_code, advise_on_names, complete_remedy, name_code
 from .crashes import SIGNALS
 from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND

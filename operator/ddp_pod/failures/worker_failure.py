@@ -56,7 +56,7 @@ from ..contract.failure_table import (
 from ..contract.names import EXIT_HANG, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
-from ..rank.own_end_records import OwnEnd, own_end_path, read_own_ends
+from ..rank.end_notes import OwnEnd, own_end_path, read_own_ends
 from .collective_places import find_main_stack, find_place, find_timed_stack, is_wait
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash

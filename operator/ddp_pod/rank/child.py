@@ -13,10 +13,10 @@ from ..base.exceptions import FailingCode
 from ..base.files import BOOTSTRAP, read_json
 from ..contract.names import ENV_RANK_FEATURES
 from . import counter_slots
+from .end_notes import own_end_path
 from .groups import GroupRecorder
 from .helper_errors import observe_helpers
 from .hooks import ImportHook
-from .own_end_records import own_end_path
 from .own_ends import observe_own_ends
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
-        from .mapped_files import keep_mapped_files, mappings_path
+        from .end_notes import mappings_path
+        from .mapped_files import keep_mapped_files
         from .steps import StepCounter
 
         counter_slots.announce(self._runtime, self._local_rank)

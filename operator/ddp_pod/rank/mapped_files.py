@@ -5,21 +5,12 @@ The watchdog reads them now and then, and the rank itself at its first step: scr
 
 import itertools
 import os
-from typing import Final, NamedTuple
+from typing import Final
 
-from ..base.files import read_json, try_write_json
-from ..base.runtime_files import MAPPINGS
+from .end_notes import MappedFile, write_mapped_files
 
 _MOST_MAPPINGS: Final = 4096  # read of one process
 _MOST_FILES: Final = 256  # kept of one process
-
-
-class MappedFile(NamedTuple):
-    """A file that a process maps into its memory. ``end``: bytes of the file that are mapped, from its beginning."""
-
-    path: str
-    inode: int
-    end: int
 
 
 def list_mapped_files(pid: int) -> list[MappedFile]:
@@ -47,21 +38,3 @@ def list_mapped_files(pid: int) -> list[MappedFile]:
 def keep_mapped_files(path: str) -> None:
     """Keep the files that this process maps. For a program of several, the last one that begins to train counts."""
     write_mapped_files(path, list_mapped_files(os.getpid()))
-
-
-def write_mapped_files(path: str, files: list[MappedFile]) -> None:
-    """Keep the files that a rank maps, if there are any, and space for the list."""
-    if files:
-        try_write_json(path, {"files": files})
-
-
-def read_mapped_files(path: str) -> list[MappedFile]:
-    """Return the files that a rank mapped when they were read last; empty if that is unknown."""
-    known = read_json(path).get("files")
-    items = known if isinstance(known, list) else ()
-    return [MappedFile(*item) for item in items if isinstance(item, list) and list(map(type, item)) == [str, int, int]]
-
-
-def mappings_path(runtime: str, local_rank: int) -> str:
-    """Return the file that has what a rank maps."""
-    return os.path.join(runtime, "output", f"{local_rank}.{MAPPINGS}")

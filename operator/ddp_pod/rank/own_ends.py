@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
 from ..base.files import write_json
-from .own_end_records import OwnEnd
+from .end_notes import OwnEnd
 
 _TIMERS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """The signals of setitimer's three timers, by their numbers."""

@@ -17,10 +17,10 @@ from ..base.runtime_files import CHILD_ERROR, ENDING, FINISHED, MAPPINGS
 from ..contract.names import ENV_AGENT_PID, ENV_LAUNCHER_CONFIG, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counter_slots, counters
+from .end_notes import own_end_path
 from .failing_code import find_failing_code
 from .groups import GroupRecorder, read_address
 from .helper_errors import observe_helpers
-from .own_end_records import own_end_path
 from .own_ends import observe_own_ends
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 

@@ -27,8 +27,9 @@ from ddp_pod.failures.crashes import (
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
 from ddp_pod.progress.output import _RankOutput, read_end
+from ddp_pod.rank.end_notes import MappedFile, mappings_path
 from ddp_pod.rank.ended_children import find_ended_child
-from ddp_pod.rank.mapped_files import MappedFile, list_mapped_files, mappings_path
+from ddp_pod.rank.mapped_files import list_mapped_files
 from tests.support.launcher_config import launcher_pod
 
 CRASH = """

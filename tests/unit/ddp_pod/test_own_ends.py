@@ -15,7 +15,7 @@ from ddp_pod.base.files import write_json
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.rank.own_end_records import OwnEnd, own_end_path, read_own_ends
+from ddp_pod.rank.end_notes import OwnEnd, own_end_path, read_own_ends
 from tests.support.launcher_config import launcher_pod
 
 _SHIM = "import sys; from ddp_pod.rank.own_ends import observe_own_ends; observe_own_ends(sys.argv[1]); "

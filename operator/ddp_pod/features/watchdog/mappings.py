@@ -6,7 +6,8 @@ from typing import Final
 from ...base.pod import Pod, list_workers
 from ...base.service import Service
 from ...failures.worker_failure import list_error_files
-from ...rank.mapped_files import MappedFile, list_mapped_files, mappings_path, write_mapped_files
+from ...rank.end_notes import MappedFile, mappings_path, write_mapped_files
+from ...rank.mapped_files import list_mapped_files
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
 _GROWTH: Final = 1.1  # of a process's age, from one reading to the next
