@@ -1408,8 +1408,8 @@ images = iter(torch.utils.data.DataLoader(Images(), batch_size=4, num_workers=2)
         restarts=1,
         setup="""\
 import faulthandler
-faulthandler.dump_traceback_later(20 if here == '1' else 60, exit=True)
 def load():
+    faulthandler.dump_traceback_later(5, exit=True)
     time.sleep(300)  # here""",
         step="if rank == 1 and step == 5: load()",
     ),

@@ -28,7 +28,7 @@ class GroupFacts:
 
     ``rank`` and ``pod``: the cause of a wait, the replica that differs or the first one to lose its loss, if it is one
     rank; ``since``: Unix time of the first wait; ``is_mistake``: whether the script is the cause, so that a repetition
-    would end in the same way; ``is_final``: whether the wait cannot end, as a rank has ended or the group is too large.
+    would end in the same way; ``is_final``: whether the wait cannot end, as no other rank can join or serve it.
     """
 
     state: str = choice(GROUP_STATES, UNKNOWN)

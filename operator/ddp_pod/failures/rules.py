@@ -69,6 +69,7 @@ _CUDA_MESSAGE: Final = re.compile(
 # Faults of the network have one of these types; faults of a GPU also those of other packages.
 _NETWORK_FAULT: Final = re.compile(r"(RuntimeError|TimeoutError|(torch|c10|gloo|std)\.[\w.]+)$")
 _GPU_FAULT: Final = re.compile(r"(RuntimeError|(\w+\.)+\w+)$")
+_RUNPY: Final = re.compile(r"\brunpy(\.py|>)$")  # exits if there is no such program
 _PORT_IN_USE: Final = re.compile("in use|EADDRINUSE")
 _TYPED: Final = re.compile(r"((?:\w+\.)*[A-Z]\w*): (.*)", re.S)
 
@@ -238,8 +239,12 @@ def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:
         if _GPU_FAULT.match(facts.types[0]) and _CUDA_MESSAGE.search(facts.text):
             return Judgement(_CUDA_ERROR, cause=facts)
     outermost = chain[0]
-    lacks_module = outermost.types[0] == "SystemExit" and "No module named" in outermost.message
-    return Judgement(FATAL if lacks_module or any(map(outermost.is_a, AT_START)) else SCRIPT_ERROR)
+    return Judgement(FATAL if is_unrunnable(outermost) or any(map(outermost.is_a, AT_START)) else SCRIPT_ERROR)
+
+
+def is_unrunnable(facts: ExceptionFacts) -> bool:
+    """Return whether Python has no such program: runpy exits so, and a module's text may be all that is known."""
+    return facts.types[0] == "SystemExit" and bool(_RUNPY.search(facts.place) or "No module named" in facts.message)
 
 
 def _is_of_peers(facts: ExceptionFacts) -> bool:

@@ -21,7 +21,7 @@ from ..rank.end_notes import OwnEnd
 from .code_remedies import advise_on_code, advise_on_names, complete_remedy, name_code
 from .crashes import SIGNALS
 from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND
-from .rules import Judgement, WorkerEnd, complete_facts, find_kind
+from .rules import Judgement, WorkerEnd, complete_facts, find_kind, is_unrunnable
 
 REFUSED: Final = "nothing listens there yet"
 """Problems of a connection to pod 0."""
@@ -156,12 +156,13 @@ def advise(
     module = _MISSING_MODULE.search(end.text)
     if judgement.kind is HELPER and end.child is not None and end.child.number in SIGNALS:
         return SIGNALS[end.child.number].remedy
-    is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not module
+    is_known = module or any(map(is_unrunnable, end.chain[:1]))
+    is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not is_known
     on_code = advise_on_code(end, judgement.kind) if is_vague else ""
     if on_code or judgement.kind.remedy:
         return on_code or complete_remedy(judgement.kind.remedy, end)
-    if module:
-        return advise_on_module(module[1], code)
+    if is_known:
+        return advise_on_module(module[1], code) if module else advise_on_program(code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
     kind = SIGNALS.get(find_signal(end.exit_code))

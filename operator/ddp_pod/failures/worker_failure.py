@@ -498,8 +498,9 @@ def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOW
     if exception_type == HANG.name and end.place and not outcome.secondary:
         return f"{HANG.name} in {end.place}"[:TYPE_LIMIT]
     number = -code if code < 0 else code - 128
-    is_signal = number in SIGNALS or (find_signal(code) and outcome.category == UNKNOWN.name)
-    if not exception_type and is_signal and not outcome.secondary:
+    is_signal = number in (*SIGNALS, signal.SIGTERM, signal.SIGINT) and not end.stopped
+    is_unknown = find_signal(code) > 0 and outcome.category == UNKNOWN.name
+    if not exception_type and (is_signal or is_unknown) and not outcome.secondary:
         return describe_exit(code).removeprefix(
             "killed by "
         )  # whoever sends it: nobody from outside hits the same step twice

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from ..contract.command_line import PythonLine
 
+_SHELLS = ("ash", "bash", "dash", "ksh", "sh", "zsh")
+_SCRIPT_BYTES = 1 << 16
 _FIRST_LINE = 256  # bytes that the kernel reads of it
 
 
@@ -24,9 +26,11 @@ def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> Pro
     ``line``: the Python command line; None if ``program`` is no Python.
     """
     if line is None:
-        return _check_program(program[0])
+        return _check_program(program[0]) or _check_shell_script(program)
     if line.kind == "script" and not os.path.exists(line.target):
         return ProgramProblem(f"training script not found: {line.target} (looked in {os.getcwd()})")
+    if line.kind == "script" and os.path.isdir(line.target) and not _has_main(line.target):
+        return ProgramProblem(f"the folder {line.target} has no __main__.py, so that Python cannot run it")
     if line.kind == "module" and not line.flags and not _exists_module(line.target):
         return ProgramProblem(f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages)")
     return None
@@ -67,10 +71,8 @@ def _check_interpreter(path: str) -> ProgramProblem | None:
     if not first.startswith("#!"):
         return None
     if first.endswith("\r"):
-        return ProgramProblem(
-            f"{path} has Windows line endings (CRLF), so its interpreter {first[2:].strip()!r} is not found",
-            f"convert it (sed -i 's/\\r$//' {path}), and keep it so: *.sh text eol=lf in .gitattributes",
-        )
+        reason = f"its interpreter {first[2:].strip()!r} is not found"
+        return _describe_line_ends(path, reason)
     words = first[2:].split()
     if words and os.path.exists(words[0]) and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
@@ -80,6 +82,32 @@ def _check_interpreter(path: str) -> ProgramProblem | None:
         f"the interpreter {words[0]} of {path} does not exist",
         "install it in the image, or correct the first line of the script, such as #!/usr/bin/env bash",
     )
+
+
+def _check_shell_script(program: Sequence[str]) -> ProgramProblem | None:
+    """Return the problem if a shell is to run a script whose lines all end as those of Windows do."""
+    if os.path.basename(program[0]) not in _SHELLS or "-c" in program:
+        return None
+    path = next(filter(os.path.isfile, program[1:]), "")
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_SCRIPT_BYTES).splitlines(keepends=True)
+    except OSError:
+        return None
+    if not lines or not all(line.endswith(b"\r\n") for line in lines[:-1] or lines):
+        return None
+    return _describe_line_ends(path, "each command gets a carriage return at its end")
+
+
+def _describe_line_ends(path: str, effect: str) -> ProgramProblem:
+    return ProgramProblem(
+        f"{path} has Windows line endings (CRLF), so {effect}",
+        f"convert it (sed -i 's/\\r$//' {path}), and keep it so: *.sh text eol=lf in .gitattributes",
+    )
+
+
+def _has_main(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, f"__main__.{suffix}")) for suffix in ("py", "pyc"))
 
 
 def _exists_module(name: str) -> bool:

@@ -656,6 +656,8 @@ IN_LIBRARY = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
         (WorkerEnd(-6), None, "SIGABRT"),
         (WorkerEnd(-3), None, "SIGQUIT"),
         (WorkerEnd(-37), None, "signal 37"),
+        (WorkerEnd(-15), None, "SIGTERM"),
+        (WorkerEnd(-15, stopped=True), None, ""),
         (WorkerEnd(82), None, ""),
         (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), CUDA, ""),
         (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), LOST_PEER, ""),

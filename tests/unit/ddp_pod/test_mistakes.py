@@ -7,6 +7,7 @@ import errno
 import json
 import multiprocessing
 import os
+import runpy
 import sqlite3
 import ssl
 import subprocess
@@ -193,6 +194,7 @@ def set_start_method_late() -> None:
         exit_after_mistake,
         lambda: exit_if_large(0.1),
         lambda: exit_by_helper(0.1),
+        lambda: vars(runpy)["_run_module_as_main"]("os.main", False),
     ],
 )
 def test_mistake_ends_the_job_at_once(work: Callable[[], object], tmp_path: Path) -> None:
@@ -231,6 +233,11 @@ def test_failure_with_a_cause_outside_is_not_final(work: Callable[[], object], t
 def test_condition_of_an_exit_is_in_the_remedy(work: Callable[[float], None], tmp_path: Path) -> None:
     failure = examine(lambda: work(0.1), tmp_path)
     assert failure.remedy.endswith("what it refuses: rate > 0.01 (rate: 0.1)")
+
+
+def test_module_that_cannot_run_is_a_matter_of_the_command(tmp_path: Path) -> None:
+    failure = examine(lambda: vars(runpy)["_run_module_as_main"]("os.main", False), tmp_path)
+    assert "command and args" in failure.remedy
 
 
 @pytest.mark.parametrize("read", [torch.load, load_yaml])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.contract.command_line import split_python_line
 from ddp_pod.supervise.program import find_missing_program
 
 
@@ -56,3 +57,33 @@ def test_program_that_is_not_found_is_named_with_its_place(tmp_path: Path, monke
         assert problem is not None
         assert message in problem.message
         assert not problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "is_refused"),
+    [
+        (["bash", "run.sh"], "set -e\r\npython train.py\r\n", True),
+        (["sh", "-e", "run.sh", "config"], "python train.py\r\n", True),
+        (["bash", "run.sh"], "set -e\npython train.py\r\n", False),
+        (["bash", "run.sh"], "", False),
+        (["bash", "-c", "run.sh"], "python train.py\r\n", False),
+        (["cat", "run.sh"], "python train.py\r\n", False),
+        (["bash", "nothing.sh"], "python train.py\r\n", False),
+    ],
+)
+def test_shell_script_with_line_ends_of_windows_is_refused(
+    words: list[str], content: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(content, newline="")
+    problem = find_missing_program(None, words)
+    assert (problem is not None and "run.sh has Windows line endings" in problem.message) is is_refused
+
+
+def test_folder_without_a_main_module_is_refused(tmp_path: Path) -> None:
+    line = split_python_line([str(tmp_path)])
+    problem = find_missing_program(line, ())
+    assert problem is not None
+    assert "has no __main__.py" in problem.message
+    (tmp_path / "__main__.py").touch()
+    assert find_missing_program(line, ()) is None

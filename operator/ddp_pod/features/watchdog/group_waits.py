@@ -77,7 +77,7 @@ def explain_wait(joiners: Sequence[Joiner], world_size: int, *, is_local: bool) 
     wait = (
         _explain_other_store(waiting, is_complete=is_complete, is_local=is_local)
         or (_explain_size(waiting, world_size) if is_complete else None)
-        or _explain_duplicates(waiting)
+        or _explain_duplicates(waiting, world_size)
         or (_explain_smaller_group(waiting, members) if members else None)
         or (_explain_absence(waiting, absent) if absent else None)
         or _describe_wait(waiting, world_size)
@@ -106,7 +106,10 @@ def _explain_other_store(waiting: Sequence[Joiner], *, is_complete: bool, is_loc
         remedy = f"omit init_method and store in {cause.place}: the launcher sets MASTER_ADDR and MASTER_PORT"
     wait = _build(cause, message, remedy)
     is_in_all = is_complete and all(joiner.is_elsewhere for joiner in waiting)
-    return dataclasses.replace(wait, rank=None, pod=None) if is_in_all else wait
+    # Of the ranks on this machine, which all wait, none serves it.
+    is_unserved = all(joiner.phase == CONNECTING and _LOOPBACK.match(joiner.store) for joiner in waiting)
+    is_final = is_in_all and is_local and is_unserved
+    return dataclasses.replace(wait, rank=None, pod=None, is_final=is_final) if is_in_all else wait
 
 
 def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | None:
@@ -125,7 +128,7 @@ def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | No
     return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None, is_final=is_final)
 
 
-def _explain_duplicates(waiting: Sequence[Joiner]) -> GroupFacts | None:
+def _explain_duplicates(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | None:
     """Explain a rank that several processes have taken."""
     counts = Counter((joiner.store, joiner.size, joiner.as_rank) for joiner in waiting)
     doubled = [joiner for joiner in waiting if counts[joiner.store, joiner.size, joiner.as_rank] > 1]
@@ -137,7 +140,9 @@ def _explain_duplicates(waiting: Sequence[Joiner]) -> GroupFacts | None:
     missing = sorted(set(range(min(cause.size, len(waiting)))) - taken)
     message = f"{len(same)} processes joined as rank {cause.as_rank} (ranks {_list(joiner.rank for joiner in same)})"
     message += f", none as rank {_list(missing)}" if missing else f" of a group of {cause.size}"
-    return _build(cause, message, f"use RANK as rank, not LOCAL_RANK, and WORLD_SIZE as world_size, in {cause.place}")
+    remedy = f"use RANK as rank, not LOCAL_RANK, and WORLD_SIZE as world_size, in {cause.place}"
+    is_final = bool(missing) and len(waiting) == world_size  # else more processes may join
+    return dataclasses.replace(_build(cause, message, remedy), is_final=is_final)
 
 
 def _explain_smaller_group(waiting: Sequence[Joiner], members: Sequence[Joiner]) -> GroupFacts:

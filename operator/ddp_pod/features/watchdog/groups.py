@@ -131,6 +131,11 @@ def _resolve(host: str) -> set[str] | None:
         return None
 
 
+def _waits_itself(rank: RankGroups) -> bool:
+    is_only = rank.worker.kind == "program" and len(rank.waiting) == 1
+    return is_only or rank.worker.pid in [record.pid for record in rank.waiting]
+
+
 class GroupMonitor(Service):
     """Observes process groups. ``job_wait``: of the job's ranks, as pod 0 has published it."""
 
@@ -182,8 +187,9 @@ class GroupMonitor(Service):
             return
         if plan is None or plan.action == "Report":
             return
-        # A launcher inside the command may start more processes: only a rank that waits itself is ended.
-        waiting = [rank.worker for rank in ranks if rank.worker.pid in [record.pid for record in rank.waiting]]
+        # A launcher inside the command may start more processes: only a rank that waits itself, or whose only process
+        # does, is ended.
+        waiting = [rank.worker for rank in ranks if _waits_itself(rank)]
         for worker in [worker for worker in waiting if process_state(worker.pid)]:
             error = {
                 "rank": worker.rank,

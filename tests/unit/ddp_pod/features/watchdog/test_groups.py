@@ -179,6 +179,23 @@ def test_wait_is_explained(joiners: list[Joiner], cause: int | None, is_mistake:
     assert all(word in text for word in words), text
 
 
+@pytest.mark.parametrize(
+    ("joiners", "is_local", "is_final"),
+    [
+        ([joins(0), joins(1, as_rank=0)], False, True),
+        ([joins(0), joins(1, as_rank=0), joins(1, as_rank=1)], False, False),  # a launcher inside the command
+        ([joins(0, **OWN), joins(1, **OWN)], True, True),
+        ([joins(0, **OWN), joins(1, **OWN)], False, False),
+        ([joins(0, **FREE), joins(1, **FREE)], True, False),  # it may be served later
+        ([joins(0, **{**OWN, "phase": JOINING}), joins(1, **OWN)], True, False),
+    ],
+)
+def test_wait_is_final_if_nobody_else_can_end_it(joiners: list[Joiner], is_local: bool, is_final: bool) -> None:
+    facts = explain_wait(joiners, 2, is_local=is_local)
+    assert facts is not None
+    assert facts.is_final is is_final, facts.message
+
+
 def test_wait_needs_a_waiting_rank_and_loopback_serves_one_machine() -> None:
     assert explain_wait([late(0), Joiner(1, 1, MEMBER, size=1)], 2, is_local=False) is None
     shared = {**OWN, "phase": JOINING}
@@ -264,17 +281,18 @@ def test_rank_that_gave_up_its_wait_has_called_init_process_group(tmp_path: Path
         (False, 61.0, "Restart", False, False),
         (True, 61.0, "Report", False, False),
         (True, 61.0, "Restart", True, False),  # by a launcher inside the command, which may start more processes
+        (True, 61.0, "Restart", "program", True),  # by the only process of a shell
     ],
 )
 def test_rank_whose_wait_cannot_end_is_ended(
-    tmp_path: Path, final: bool, since: float, action: str, nested: bool, ended: bool
+    tmp_path: Path, final: bool, since: float, action: str, nested: bool | str, ended: bool
 ) -> None:
     for name in ("groups", "workers", "errors"):
         (tmp_path / name).mkdir()
     process = subprocess.Popen(["sleep", "600"])
     try:
         worker = {"pid": process.pid, "rank": 0, "localRank": 0, "worldSize": 2, "run": "run", "started": 1.0}
-        write_json(str(tmp_path / "workers" / "0.json"), {**worker, "restart": 0})
+        write_json(str(tmp_path / "workers" / "0.json"), {**worker, "restart": 0, "kind": nested or "script"})
         waits = GroupRecord(
             PID if nested else process.pid,
             JOINING,
