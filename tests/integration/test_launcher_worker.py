@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from ddp_pod.base.runtime_files import MAPPINGS
 from ddp_pod.contract.command_line import split_python_line
 from ddp_pod.rank.counter_slots import claim_slot, open_slot
 from ddp_pod.rank.counters import PID, STEPS, CounterMemory
-from ddp_pod.rank.end_notes import mappings_path, read_mapped_files
+from ddp_pod.rank.end_notes import note_path, read_mapped_files
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 
@@ -285,7 +286,7 @@ def test_python_processes_of_program_count_their_steps(shim: Shim) -> None:
     assert counted.pid == json.loads((shim.runtime / "workers" / "1.json").read_text())["pid"]
     assert counted.loss is not None
     assert memory.read(0) is None
-    mapped = {file.path: file.end for file in read_mapped_files(mappings_path(str(shim.runtime), 1))}
+    mapped = {file.path: file.end for file in read_mapped_files(note_path(str(shim.runtime), 1, MAPPINGS))}
     assert mapped[str(shim.folder / "tokens.bin")] == 1 << 20, "read at the first step, before the data can change"
 
 

@@ -19,7 +19,7 @@ RANK_MODULES = [
     "base", "base.exceptions", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child",
     "rank.circumstances", "rank.counters", "rank.end_notes", "rank.ended_children", "rank.failing_code", "rank.groups",
     "rank.helper_errors", "rank.hooks", "rank.lasting_files", "rank.module_facts", "rank.near_names",
-    "rank.own_ends", "rank.read_files", "rank.script_objects", "rank.tracebacks",
+    "rank.own_ends", "rank.read_files", "rank.script_objects", "rank.shell_ends", "rank.tracebacks",
     "rank.values", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""

@@ -10,5 +10,6 @@ CHILD_ERROR: Final = "error"  # the suffix of the file with the exception that e
 ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
 FINISHED: Final = "finished"  # the suffix of the file with the process id of a rank that has run its exit handlers
 OWN_END: Final = "own-end"  # the suffix of the file with the calls by which a rank's script ends its process
+SHELL_END: Final = "shell-end"  # the suffix of the file with the command at which a rank's bash script ended
 MAPPINGS: Final = "maps"  # the suffix of the file with the data files that a rank maps
 STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from ..base.files import is_own_file
 from ..base.pod import Pod
-from ..rank.end_notes import MappedFile, mappings_path, read_mapped_files
+from ..base.runtime_files import MAPPINGS
+from ..rank.end_notes import MappedFile, note_path, read_mapped_files
 
 SHARED_MEMORY: Final = "/dev/shm"
 _MIB: Final = 1 << 20
@@ -170,7 +171,7 @@ def explain_bus_error(pod: Pod, local_rank: int) -> BusError:
 
     A process that ends gives its shared memory back, so that a small one counts as full.
     """
-    shortened = find_shortened(read_mapped_files(mappings_path(pod.runtime, local_rank)))
+    shortened = find_shortened(read_mapped_files(note_path(pod.runtime, local_rank, MAPPINGS)))
     if shortened:
         return BusError(shortened, _SHORTENED)
     try:

@@ -28,7 +28,7 @@ from ..base.exceptions import (
 )
 from ..base.files import LOCAL_TYPES, read_json
 from ..base.pod import Pod, list_workers, read_worker
-from ..base.runtime_files import CHILD_ERROR
+from ..base.runtime_files import CHILD_ERROR, OWN_END, SHELL_END
 from ..contract.failure_record import (
     EVIDENCE_ERROR,
     EVIDENCE_EXIT_CODE,
@@ -56,7 +56,7 @@ from ..contract.failure_table import (
 from ..contract.names import EXIT_HANG, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
-from ..rank.end_notes import OwnEnd, own_end_path, read_own_ends
+from ..rank.end_notes import OwnEnd, note_path, read_own_ends, read_shell_end
 from .collective_places import find_main_stack, find_place, find_timed_stack, is_wait
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
@@ -319,7 +319,7 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
 
 def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | None:
     """Return the call of the script that has ended a rank, or its helper, or that set the timer which did."""
-    ends = read_own_ends(own_end_path(pod.runtime, end.local_rank))
+    ends = read_own_ends(note_path(pod.runtime, end.local_rank, OWN_END))
     if judgement.kind is HELPER and end.child is not None:
         return ends.get(to_shell_exit_code(end.child.exit_code))
     own = None if end.exception_type else ends.get(to_shell_exit_code(end.exit_code))
@@ -331,9 +331,8 @@ def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | No
 
 def _judge_own_end(pod: Pod, end: WorkerEnd, outcome: Outcome, own: OwnEnd) -> Outcome:
     """Return what follows from an end by the script itself. Its own timer runs out again within minutes."""
-    if end.stopped or outcome.category not in (UNKNOWN.name, KILLED.name, USER_ERROR.name):
-        return outcome
-    if outcome.exit_code != EXIT_RETRYABLE or end.exit_code in EXIT_CODES:
+    is_vague = outcome.exit_code == EXIT_RETRYABLE and outcome.category in (UNKNOWN.name, KILLED.name, USER_ERROR.name)
+    if end.stopped or not is_vague or end.exit_code in EXIT_CODES:
         return outcome
     return FATAL if own.is_timer and _measure_run(pod, end) < SIGNIFICANT_SECONDS else SCRIPT_ERROR
 
@@ -596,6 +595,8 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         if failure.evidence == EVIDENCE_EXIT_CODE and last_lines.strip():
             line = find_usage_error(last_lines, exit_code) or last_lines.strip().splitlines()[-1]
             message += f"; its last line: {line[:_CAUSE_LIMIT]!r}"
+        shell_end = read_shell_end(note_path(pod.runtime, local_rank, SHELL_END), exit_code)
+        message += f"; {shell_end}" if shell_end else ""
         return replace(failure, message=message, traceback=traceback, remedy=remedy)
 
     reported = WorkerEnd(

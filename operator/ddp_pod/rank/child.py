@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.exceptions import FailingCode
 from ..base.files import BOOTSTRAP, read_json
+from ..base.runtime_files import MAPPINGS, OWN_END
 from ..contract.names import ENV_RANK_FEATURES
 from . import counter_slots
-from .end_notes import own_end_path
+from .end_notes import note_path
 from .groups import GroupRecorder
 from .helper_errors import observe_helpers
 from .hooks import ImportHook
@@ -75,7 +76,7 @@ class ChildHook(ImportHook):
 
         record_uncaught(self._runtime, self._local_rank)
         observe_helpers(_find_failing_code)
-        observe_own_ends(own_end_path(self._runtime, self._local_rank))
+        observe_own_ends(note_path(self._runtime, self._local_rank, OWN_END))
         super().start()
 
     def watch(self, module: Any) -> None:
@@ -86,7 +87,6 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
-        from .end_notes import mappings_path
         from .mapped_files import keep_mapped_files
         from .steps import StepCounter
 
@@ -104,7 +104,7 @@ class ChildHook(ImportHook):
 
         def claim() -> Any | None:
             self._groups.note_step()
-            keep_mapped_files(mappings_path(self._runtime, self._local_rank))
+            keep_mapped_files(note_path(self._runtime, self._local_rank, MAPPINGS))
             # A check records every process that trains, not only the first one of a rank.
             return private if observers else counter_slots.claim_slot(self._runtime, self._local_rank)
 

@@ -1,10 +1,11 @@
 """What a rank notes while it runs, for the case that it ends without an exception: mapped files, and its own calls."""
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from ..base.files import read_json, try_write_json
-from ..base.runtime_files import MAPPINGS, OWN_END
+from ..base.files import read_json
+
+_SHELL_END_LIMIT: Final = 300  # characters
 
 
 class MappedFile(NamedTuple):
@@ -24,20 +25,9 @@ class OwnEnd(NamedTuple):
     is_timer: bool
 
 
-def mappings_path(runtime: str, local_rank: int) -> str:
-    """Return the file that has what a rank maps."""
-    return os.path.join(runtime, "output", f"{local_rank}.{MAPPINGS}")
-
-
-def own_end_path(runtime: str, local_rank: int) -> str:
-    """Return the file that has the calls of a rank's processes."""
-    return os.path.join(runtime, "output", f"{local_rank}.{OWN_END}")
-
-
-def write_mapped_files(path: str, files: list[MappedFile]) -> None:
-    """Keep the files that a rank maps, if there are any, and space for the list."""
-    if files:
-        try_write_json(path, {"files": files})
+def note_path(runtime: str, local_rank: int, kind: str) -> str:
+    """Return a file of a rank's notes. ``kind``: MAPPINGS, OWN_END or SHELL_END."""
+    return os.path.join(runtime, "output", f"{local_rank}.{kind}")
 
 
 def read_mapped_files(path: str) -> list[MappedFile]:
@@ -55,3 +45,13 @@ def read_own_ends(path: str) -> dict[int, OwnEnd]:
         if code.isdecimal() and is_valid:
             ends[int(code)] = OwnEnd(*raw)
     return ends
+
+
+def read_shell_end(path: str, exit_code: int) -> str:
+    """Return at which command a bash script ended with an exit code, as a text; empty: none did."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            code, script, command = file.read(_SHELL_END_LIMIT).split("\n", 2)
+    except (OSError, ValueError):
+        return ""
+    return f"{os.path.basename(script)} ended at `{' '.join(command.split())}`" if code == str(exit_code) else ""

@@ -7,7 +7,8 @@ import itertools
 import os
 from typing import Final
 
-from .end_notes import MappedFile, write_mapped_files
+from ..base.files import try_write_json
+from .end_notes import MappedFile
 
 _MOST_MAPPINGS: Final = 4096  # read of one process
 _MOST_FILES: Final = 256  # kept of one process
@@ -38,3 +39,9 @@ def list_mapped_files(pid: int) -> list[MappedFile]:
 def keep_mapped_files(path: str) -> None:
     """Keep the files that this process maps. For a program of several, the last one that begins to train counts."""
     write_mapped_files(path, list_mapped_files(os.getpid()))
+
+
+def write_mapped_files(path: str, files: list[MappedFile]) -> None:
+    """Keep the files that a rank maps, if there are any, and space for the list."""
+    if files:
+        try_write_json(path, {"files": files})

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
-from ..base.runtime_files import CHILD_ERROR, ENDING, FINISHED, MAPPINGS
+from ..base.runtime_files import CHILD_ERROR, ENDING, FINISHED, MAPPINGS, OWN_END, SHELL_END
 from ..contract.names import ENV_AGENT_PID, ENV_LAUNCHER_CONFIG, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counter_slots, counters
-from .end_notes import own_end_path
 from .failing_code import find_failing_code
 from .groups import GroupRecorder, read_address
 from .helper_errors import observe_helpers
 from .own_ends import observe_own_ends
+from .shell_ends import observe_shell
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class _RankFiles:
         self.ending = f"{self.output}.{ENDING}"
         self.finished = f"{self.output}.{FINISHED}"
         self.mappings = f"{self.output}.{MAPPINGS}"
-        self.own_end = own_end_path(runtime, int(local_rank))
+        self.own_end = f"{self.output}.{OWN_END}"
+        self.shell_end = f"{self.output}.{SHELL_END}"
 
 
 def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoReturn:
@@ -148,6 +149,7 @@ def _remove_stale_files(files: _RankFiles) -> None:
         f"{files.output}.{CHILD_ERROR}",
         files.mappings,
         files.own_end,
+        files.shell_end,
         *groups,
         *(f"{files.metrics}.{page}" for page in PAGES),
     ):
@@ -158,6 +160,10 @@ def _remove_stale_files(files: _RankFiles) -> None:
 
 
 def _execute_program(target: str, args: list[str], files: _RankFiles, about: dict[str, Any]) -> NoReturn:
+    try:
+        observe_shell(files.shell_end)
+    except OSError:
+        pass  # the folder is full: the command stays unknown
     try:
         os.execvp(target, [target, *args])  # noqa: S606
     except OSError as error:

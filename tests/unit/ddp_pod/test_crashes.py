@@ -17,6 +17,7 @@ import pytest
 
 from ddp_pod.base.exceptions import EndedChild
 from ddp_pod.base.files import write_json
+from ddp_pod.base.runtime_files import MAPPINGS
 from ddp_pod.failures.crashes import (
     SIGNALS,
     explain_bus_error,
@@ -27,7 +28,7 @@ from ddp_pod.failures.crashes import (
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
 from ddp_pod.progress.output import _RankOutput, read_end
-from ddp_pod.rank.end_notes import MappedFile, mappings_path
+from ddp_pod.rank.end_notes import MappedFile, note_path
 from ddp_pod.rank.ended_children import find_ended_child
 from ddp_pod.rank.mapped_files import list_mapped_files
 from tests.support.launcher_config import launcher_pod
@@ -108,7 +109,7 @@ def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> 
     assert not find_shortened(own), "it is complete"
 
     os.truncate(data, 5000)
-    write_json(mappings_path(pod.runtime, 0), {"files": files})
+    write_json(note_path(pod.runtime, 0, MAPPINGS), {"files": files})
     text = f"the file {data} has only 5000 bytes, and the rank maps 102400"
     assert explain_bus_error(pod, 0).note == text
     failure = add_last_lines(pod, examine_worker(pod, WorkerEnd(-signal.SIGBUS)))
@@ -149,7 +150,7 @@ def test_bus_error_is_one_of_shared_memory_if_that_is_short(
 def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict[str, object]) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
-    write_json(mappings_path(pod.runtime, 0), content)
+    write_json(note_path(pod.runtime, 0, MAPPINGS), content)
     assert "bytes" not in explain_bus_error(pod, 0).note
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from ddp_pod.base.files import write_json
+from ddp_pod.base.runtime_files import OWN_END
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.rank.end_notes import OwnEnd, own_end_path, read_own_ends
+from ddp_pod.rank.end_notes import OwnEnd, note_path, read_own_ends
 from tests.support.launcher_config import launcher_pod
 
 _SHIM = "import sys; from ddp_pod.rank.own_ends import observe_own_ends; observe_own_ends(sys.argv[1]); "
@@ -89,12 +90,12 @@ def test_own_end_is_the_scripts_failure_with_its_place(
     write_json(str(tmp_path / "workers/0.json"), worker)
     noted = OwnEnd(7, call, "stop (train.py:4)", is_timer)
     shell_code = code if code > 0 else 128 - code
-    write_json(own_end_path(pod.runtime, 0), {str(shell_code): noted})
+    write_json(note_path(pod.runtime, 0, OWN_END), {str(shell_code): noted})
     failure = examine_worker(pod, WorkerEnd(code, time=110.0))
     assert (failure.category, failure.container_exit_code) == ("UserError", exit_code)
     assert "stop (train.py:4)" in failure.message
     assert call in failure.message
     assert failure.signature == f"{call} at stop (train.py:4)"
 
-    write_json(own_end_path(pod.runtime, 0), {str(shell_code): noted._replace(pid=8)})
+    write_json(note_path(pod.runtime, 0, OWN_END), {str(shell_code): noted._replace(pid=8)})
     assert "train.py" not in examine_worker(pod, WorkerEnd(code, time=110.0)).message, "another process's"

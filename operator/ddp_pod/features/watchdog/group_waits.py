@@ -140,7 +140,10 @@ def _explain_duplicates(waiting: Sequence[Joiner], world_size: int) -> GroupFact
     missing = sorted(set(range(min(cause.size, len(waiting)))) - taken)
     message = f"{len(same)} processes joined as rank {cause.as_rank} (ranks {_list(joiner.rank for joiner in same)})"
     message += f", none as rank {_list(missing)}" if missing else f" of a group of {cause.size}"
-    remedy = f"use RANK as rank, not LOCAL_RANK, and WORLD_SIZE as world_size, in {cause.place}"
+    remedy = (
+        "use RANK as rank, not LOCAL_RANK, and WORLD_SIZE as world_size, unchanged as the launcher sets them, in "
+        f"{cause.place} or a wrapper of it"
+    )
     is_final = bool(missing) and len(waiting) == world_size  # else more processes may join
     return dataclasses.replace(_build(cause, message, remedy), is_final=is_final)
 

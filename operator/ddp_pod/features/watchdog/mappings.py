@@ -4,10 +4,11 @@ import time
 from typing import Final
 
 from ...base.pod import Pod, list_workers
+from ...base.runtime_files import MAPPINGS
 from ...base.service import Service
 from ...failures.worker_failure import list_error_files
-from ...rank.end_notes import MappedFile, mappings_path, write_mapped_files
-from ...rank.mapped_files import list_mapped_files
+from ...rank.end_notes import MappedFile, note_path
+from ...rank.mapped_files import list_mapped_files, write_mapped_files
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
 _GROWTH: Final = 1.1  # of a process's age, from one reading to the next
@@ -48,4 +49,4 @@ class MappedFilesKeeper(Service):
             files = list_mapped_files(worker.pid)
             if files != self._mapped.get(worker.local_rank):
                 self._mapped[worker.local_rank] = files
-                write_mapped_files(mappings_path(self._pod.runtime, worker.local_rank), files)
+                write_mapped_files(note_path(self._pod.runtime, worker.local_rank, MAPPINGS), files)

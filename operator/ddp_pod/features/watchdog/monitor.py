@@ -719,10 +719,15 @@ class StallMonitor(Service):
         try_write_json(self._path("errors", f"{error['localRank']}.json"), error)
 
     def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
-        """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""
+        """Return in which collectives the other ranks of the job wait, or what one of this pod does instead.
+
+        ``is_deadlock``: all ranks wait.
+        """
         own = cause.wait.collective if cause.wait is not None else ""
         if not is_deadlock:
             waits = describe_waits([wait for wait in self._list_waits() if wait.collective != own])
+            others = [stalled.activity for stalled in self._stalled if stalled is not cause]
+            waits = waits or next((activity.what for activity in others if activity.behind), "")
             return f"; {waits}" if waits else ""
         return "; all ranks of the job wait: do they call the same collectives in the same order?"
 

@@ -1,0 +1,60 @@
+"""The command at which a rank's bash script ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddp_pod.rank.end_notes import read_shell_end
+from ddp_pod.rank.shell_ends import observe_shell
+
+_SCRIPT = "set -e\nfail() {{\n  {line}\n}}\necho start\nfail\necho end\n"
+
+
+def run_script(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a bash script whose function has a line. Return its exit code."""
+    monkeypatch.delenv("BASH_ENV", raising=False)
+    (folder / "run.sh").write_text(_SCRIPT.format(line=line))
+    observe_shell(str(folder / "note"))
+    return subprocess.run(["bash", "run.sh"], cwd=folder, env=dict(os.environ), check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "command"),
+    [
+        ("grep -q nobody /dev/null", 1, "grep -q nobody /dev/null"),
+        ("exit 3", 3, "exit 3"),
+        ("bash -c 'exit 4'", 4, "bash -c 'exit 4'"),
+        ("no-such-program", 127, "no-such-program"),
+    ],
+)
+def test_command_at_which_a_script_ends_is_noted(
+    tmp_path: Path, line: str, code: int, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_script(tmp_path, line, monkeypatch) == code
+    assert read_shell_end(str(tmp_path / "note"), code) == f"run.sh ended at `{command}`"
+    assert read_shell_end(str(tmp_path / "note"), code + 1) == ""
+
+
+@pytest.mark.parametrize("line", ["true", "trap 'echo own' EXIT; false", "exec false", "kill $$"])
+def test_script_that_succeeds_or_has_a_trap_of_its_own_is_left_alone(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_script(tmp_path, line, monkeypatch)
+    assert read_shell_end(str(tmp_path / "note"), 1) == ""
+
+
+def test_one_command_takes_the_place_of_its_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BASH_ENV", raising=False)
+    observe_shell(str(tmp_path / "note"))
+    line = ["bash", "-c", "ps -o comm= -p $$"]
+    assert subprocess.run(line, capture_output=True, text=True, check=True).stdout == "ps\n"
+
+
+def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASH_ENV", "/etc/own.sh")
+    observe_shell(str(tmp_path / "note"))
+    assert os.environ["BASH_ENV"] == "/etc/own.sh"
