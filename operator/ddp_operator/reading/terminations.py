@@ -89,7 +89,11 @@ def parse_termination(
     """Return the end of a pod from the exit code and reason of its container, its termination message and evidence."""
     message = decode_object(text, _MAX_MESSAGE)
     has_message = message is not None and "version" in message
-    report = read_record(PodEnd, message, sanitize_text) if has_message else _read_plain_text(exit_code, reason, text)
+    report = (
+        read_record(PodEnd, message, sanitize_text)
+        if has_message
+        else _read_plain_text(exit_code, reason, text, is_log=evidence.has_container)
+    )
     decided = report.container_exit_code
     if has_message and exit_code in _KILLED and reason != _OOM_KILLED and decided in EXIT_CODES:
         exit_code = decided  # the launcher was about to exit with it when the pod was deleted
@@ -97,11 +101,11 @@ def parse_termination(
     return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
 
 
-def _read_plain_text(exit_code: int, reason: str, text: str) -> PodEnd:
+def _read_plain_text(exit_code: int, reason: str, text: str, *, is_log: bool) -> PodEnd:
     """Return the end of a pod whose message is plain text: the kubelet's fallback is the end of the log."""
     by_code = judge_exit_code(exit_code)
     tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
-    is_killed = 128 < exit_code <= 128 + signal.NSIG  # then the log has no reason
+    is_killed = is_log and 128 < exit_code <= 128 + signal.NSIG  # then the log has no reason
     return PodEnd(
         category=by_code.category,
         exit_code=exit_code,
