@@ -77,9 +77,7 @@ PLANTED: Final = {
     "a launch script with an unset variable": Planted(
         cause=("DATA_ROOT",),
         remedy="(?i)variable|DATA_ROOT|env",
-        category="Unknown",
         ranks=BOTH,
-        restarts=1,
         command=("bash", "run.sh"),
         files=(("run.sh", "set -eu\nexec python train.py --data $DATA_ROOT\n"),),
     ),

@@ -303,7 +303,7 @@ def test_exception_of_a_python_process_of_a_program_is_recorded(shim: Shim) -> N
     assert (ran.code, ran.error) == (1, plain.stderr)
     record = json.loads((shim.runtime / "output" / "1.error").read_text())
     assert (record["type"], record["rank"], record["exitCode"]) == ("IndexError", 7, 1)
-    assert record["chain"][0]["failing"][:3] == ["losses[3]", "", "losses: []"]
+    assert record["chain"][0]["failing"][:3] == ["losses[3]", "len(losses) > 3", "losses: []"]
 
 
 def test_second_process_does_not_count_beside_first(tmp_path: Path) -> None:

@@ -33,17 +33,6 @@ def read_cpu_quota() -> float | None:
         return None
 
 
-def read_memory_limit() -> int | None:
-    """Return the cgroup's memory limit in bytes; None without a limit."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path, encoding="ascii") as file:
-                return int(file.read(64))
-        except (OSError, ValueError):
-            continue  # no limit, or the other version of cgroups
-    return None
-
-
 def count_oom_kills() -> int:
     """Return how many processes of this cgroup the kernel's OOM killer has ended."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
@@ -177,14 +166,6 @@ def kill(pid: int, number: int) -> None:
     """Send a signal to a process; ignore one that has ended."""
     try:
         os.kill(pid, number)
-    except OSError:
-        pass
-
-
-def kill_group(pid: int, number: int) -> None:
-    """Send a signal to the process group that a process leads; ignore one that has ended."""
-    try:
-        os.killpg(pid, number)
     except OSError:
         pass
 

@@ -4,6 +4,7 @@
 ``failure_table``, which docs/troubleshooting.md prints.
 """
 
+import errno
 import os
 import re
 import signal
@@ -38,6 +39,17 @@ _USAGE: Final = re.compile(r"^usage: .*^(?P<line>[^\n]*: error: [^\n]*)", re.I |
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
+# The last message of a shell about its script; bash adds the line. Other commands may follow earlier ones.
+_SHELL_SYNTAX: Final = re.compile(
+    r"^\S+: (?:line )?\d+: (?:[Ss]yntax error\b[^\n]*(?:\n[^\n]*)?|(?:\[\[|declare|popd|pushd|shopt|source): not found)"
+    r"\s*\Z",
+    re.M,
+)
+_UNSET: Final = re.compile(r"^\S+: (?:line )?\d+: \S+: (?:unbound variable|parameter not set)\s*\Z", re.M)
+SHELL_REMEDY: Final = (
+    "correct the script's line, or run it by the shell for which it is written: bash has commands that sh lacks"
+)
+SHELL_END_REMEDY: Final = "see what this command of the script printed before, and why the script reaches it"
 LOCAL_RANK_REMEDY: Final = (
     "torch.distributed.launch passes --local-rank: accept both spellings, add_argument('--local-rank', '--local_rank', "
     "type=int), or run without it and read LOCAL_RANK from the environment"
@@ -141,8 +153,20 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
         return BROKEN_PYTHON_REMEDY
     if ranks > 1 and _COLLISION.search(text):
         return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
+    if _SHELL_SYNTAX.search(text):
+        return SHELL_REMEDY
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
-    return find_advice(text) if is_silent or is_native_crash(exit_code) else ""
+    advice = find_advice(text) if is_silent or is_native_crash(exit_code) else ""
+    last = text.strip().rpartition("\n")[2]
+    if advice or not is_silent or not last.endswith(f": {os.strerror(errno.ENOENT)}"):
+        return advice
+    judgement = find_kind([ExceptionFacts(("OSError",), last, errno.ENOENT)])
+    return judgement.kind.remedy if judgement is not None else ""
+
+
+def is_shell_mistake(text: str) -> bool:
+    """Return whether a shell has ended because its script has a mistake: a variable, or a line that it cannot read."""
+    return bool(_SHELL_SYNTAX.search(text) or _UNSET.search(text))
 
 
 def advise(

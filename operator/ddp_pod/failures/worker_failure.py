@@ -77,6 +77,7 @@ from .rules import Judgement, WorkerEnd, complete_facts, find_kind, judge, list_
 from .text import (
     EARLY_EXIT_REMEDY,
     OWN_LIMIT_REMEDY,
+    SHELL_END_REMEDY,
     advise,
     advise_on_output,
     advise_on_own_end,
@@ -87,6 +88,7 @@ from .text import (
     find_signal,
     find_usage_error,
     is_native_crash,
+    is_shell_mistake,
 )
 
 _CALL: Final = re.compile(
@@ -533,7 +535,10 @@ def is_unexplained(pod: Pod, failure: Failure) -> bool:
     """
     if failure.exception_type or failure.exit_code is None or failure.local_rank is None:
         return False
-    is_shell = failure.evidence == EVIDENCE_EXIT_CODE and bool(_read_child_error(pod, failure.local_rank))
+    is_bare = failure.evidence == EVIDENCE_EXIT_CODE
+    is_shell = is_bare and bool(
+        _read_child_error(pod, failure.local_rank) or is_shell_mistake(read_last_lines(pod, failure.local_rank))
+    )
     return is_native_crash(failure.exit_code) or is_shell or bool(_find_timed_stack(pod, failure))
 
 
@@ -590,14 +595,19 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     exceptions = [] if failure.exception_type else _find_printed_exceptions(pod, local_rank, last_lines, exit_code)
     exceptions = exceptions or _find_dead_helper(failure, last_lines)
     if not exceptions:
-        remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
+        remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node)
         message = failure.message
         if failure.evidence == EVIDENCE_EXIT_CODE and last_lines.strip():
             line = find_usage_error(last_lines, exit_code) or last_lines.strip().splitlines()[-1]
             message += f"; its last line: {line[:_CAUSE_LIMIT]!r}"
         shell_end = read_shell_end(note_path(pod.runtime, local_rank, SHELL_END), exit_code)
-        message += f"; {shell_end}" if shell_end else ""
-        return replace(failure, message=message, traceback=traceback, remedy=remedy)
+        if shell_end:
+            message += f"; {shell_end}"
+            remedy = remedy or SHELL_END_REMEDY
+        failure = replace(failure, message=message, traceback=traceback, remedy=remedy or failure.remedy)
+        if failure.evidence == EVIDENCE_EXIT_CODE and is_shell_mistake(last_lines):
+            return replace(failure, category=FATAL.category, container_exit_code=FATAL.exit_code)
+        return failure
 
     reported = WorkerEnd(
         exit_code, traceback=traceback, time=failure.time or 0.0, rank=failure.rank or 0, local_rank=local_rank

@@ -16,12 +16,20 @@ from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
 from ..base.files import log, read_json
 from ..base.runtime_files import FINISHED
-from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, kill_group, process_state
+from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, process_state
 from ..failures.text import is_native_crash
 from .fork_server import RankForker
 
 _POLL_SECONDS = 0.02
 _SECONDS_TO_DIE = 5.0  # after SIGKILL; a process in an uninterruptible system call does not die
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Send a signal to the process group that a process leads; ignore one that has ended."""
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
 
 
 class RankProcesses:

@@ -25,7 +25,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from ..base.known_failure import KnownFailure
 from ..contract.failure_table import NETWORK, Outcome
 from ..contract.names import EXIT_RETRYABLE
-from ..contract.processes import read_memory_limit
 
 VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
 # Bytes of all values and connections. Anyone who reaches the port may write: beyond it the store refuses values. The
@@ -160,6 +159,17 @@ def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> i
         del store
     finally:
         os._exit(0)
+
+
+def read_memory_limit() -> int | None:
+    """Return the cgroup's memory limit in bytes; None without a limit."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return int(file.read(64))
+        except (OSError, ValueError):
+            continue  # no limit, or the other version of cgroups
+    return None
 
 
 def compute_memory_limit() -> int:
