@@ -63,8 +63,8 @@ def find_failing_code(error: BaseException) -> FailingCode:
     own_trace = _find_own(traces)
     if not traces or isinstance(error, SyntaxError):  # it names the line itself
         return FailingCode()
-    if isinstance(error, SystemExit):
-        return _find_exit(traces)
+    if isinstance(error, SystemExit):  # a number may be the result of what the script has done
+        return _find_exit(traces) if isinstance(error.code, str) else FailingCode()
     own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
@@ -99,7 +99,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
 
 
 def _find_exit(traces: list[TracebackType]) -> FailingCode:
-    """Return the condition under which the script has called exit(), itself or by a function that only does so."""
+    """Return the condition under which the script has called exit(text), itself or by a function that only does so."""
     for trace in traces[:-3:-1]:
         frame = trace.tb_frame
         lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)

@@ -229,10 +229,11 @@ def test_failure_with_a_cause_outside_is_not_final(work: Callable[[], object], t
     assert failure.outcome.exit_code != 81, failure.message
 
 
-@pytest.mark.parametrize("work", [exit_if_large, exit_by_helper, exit_with_a_number])
+@pytest.mark.parametrize("work", [exit_if_large, exit_by_helper])
 def test_condition_of_an_exit_is_in_the_remedy(work: Callable[[float], None], tmp_path: Path) -> None:
     failure = examine(lambda: work(0.1), tmp_path)
     assert failure.remedy.endswith("what it refuses: rate > 0.01 (rate: 0.1)")
+    assert "refuses" not in examine(lambda: exit_with_a_number(0.1), tmp_path).remedy
 
 
 def test_module_that_cannot_run_is_a_matter_of_the_command(tmp_path: Path) -> None:
