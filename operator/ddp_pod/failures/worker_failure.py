@@ -322,13 +322,16 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
 def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | None:
     """Return the call of the script that has ended a rank, or its helper, or that set the timer which did."""
     ends = read_own_ends(note_path(pod.runtime, end.local_rank, OWN_END))
-    if judgement.kind is HELPER and end.child is not None:
-        return ends.get(to_shell_exit_code(end.child.exit_code))
+    worker = read_worker(pod, end.local_rank) if ends else None
+    if worker is None:
+        return None
+    if judgement.kind is HELPER:
+        codes = [to_shell_exit_code(end.child.exit_code)] if end.child is not None else list(ends)
+        others = [own for code, own in ends.items() if code in codes and own.pid != worker.pid]
+        return others[0] if len(others) == 1 else None
     own = None if end.exception_type else ends.get(to_shell_exit_code(end.exit_code))
-    worker = read_worker(pod, end.local_rank) if own is not None else None
     # A shell ends with the code of a process that it has started.
-    is_of_rank = worker is not None and own is not None and (worker.pid == own.pid or worker.kind == "program")
-    return own if is_of_rank else None
+    return own if own is not None and (own.pid == worker.pid or worker.kind == "program") else None
 
 
 def _judge_own_end(pod: Pod, end: WorkerEnd, outcome: Outcome, own: OwnEnd) -> Outcome:
@@ -535,11 +538,12 @@ def is_unexplained(pod: Pod, failure: Failure) -> bool:
     """
     if failure.exception_type or failure.exit_code is None or failure.local_rank is None:
         return False
-    is_bare = failure.evidence == EVIDENCE_EXIT_CODE
-    is_shell = is_bare and bool(
-        _read_child_error(pod, failure.local_rank) or is_shell_mistake(read_last_lines(pod, failure.local_rank))
-    )
-    return is_native_crash(failure.exit_code) or is_shell or bool(_find_timed_stack(pod, failure))
+    if is_native_crash(failure.exit_code) or _find_timed_stack(pod, failure):
+        return True
+    if failure.evidence != EVIDENCE_EXIT_CODE:
+        return False
+    last_lines = read_last_lines(pod, failure.local_rank)
+    return bool(_read_child_error(pod, failure.local_rank)) or is_shell_mistake(last_lines)
 
 
 def _find_timed_stack(pod: Pod, failure: Failure) -> str:

@@ -15,7 +15,7 @@ from ddp_pod.base.files import write_json
 from ddp_pod.base.runtime_files import OWN_END
 from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.worker_failure import examine_worker
+from ddp_pod.failures.worker_failure import HELPER_ENDED, examine_worker
 from ddp_pod.rank.end_notes import OwnEnd, note_path, read_own_ends
 from tests.support.launcher_config import launcher_pod
 
@@ -99,3 +99,27 @@ def test_own_end_is_the_scripts_failure_with_its_place(
 
     write_json(note_path(pod.runtime, 0, OWN_END), {str(shell_code): noted._replace(pid=8)})
     assert "train.py" not in examine_worker(pod, WorkerEnd(code, time=110.0)).message, "another process's"
+
+
+@pytest.mark.parametrize(
+    ("child", "codes", "is_named"), [(None, [6], True), (["a", 6], [6, 7], True), (None, [6, 7], False)]
+)
+def test_helper_that_ends_itself_is_named_with_its_place(
+    tmp_path: Path, child: list[object] | None, codes: list[int], is_named: bool
+) -> None:
+    pod = launcher_pod(tmp_path)
+    for name in ("workers", "output", "errors"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    write_json(str(tmp_path / "workers/0.json"), {"pid": 7, "rank": 0, "localRank": 0, "restart": 0})
+    notes = {str(code): OwnEnd(8, "os._exit()", "work (train.py:9)", is_timer=False) for code in codes}
+    write_json(note_path(pod.runtime, 0, OWN_END), notes)
+    error = {
+        "type": "concurrent.futures.process.BrokenProcessPool",
+        "message": "A process in the process pool ended",
+        "child": child,
+    }
+    write_json(str(tmp_path / "errors/0.json"), {**error, "exitCode": 1})
+    failure = examine_worker(pod, WorkerEnd(1))
+    assert ("by os._exit() at work (train.py:9)" in failure.message) is is_named
+    assert ("find out why work (train.py:9)" in failure.remedy) is is_named
+    assert failure.signature == HELPER_ENDED
