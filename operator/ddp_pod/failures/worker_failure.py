@@ -505,9 +505,8 @@ def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOW
     is_signal = number in (*SIGNALS, signal.SIGTERM, signal.SIGINT) and not end.stopped
     is_unknown = find_signal(code) > 0 and outcome.category == UNKNOWN.name
     if not exception_type and (is_signal or is_unknown) and not outcome.secondary:
-        return describe_exit(code).removeprefix(
-            "killed by "
-        )  # whoever sends it: nobody from outside hits the same step twice
+        # Whoever sends it: nobody from outside hits the same step twice.
+        return describe_exit(code).removeprefix("killed by ")
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
         return ""  # the script chose the reaction by one of the launcher's exit codes
     if not exception_type and number > 0:

@@ -16,7 +16,8 @@ from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
 from ..base.files import log, read_json
 from ..base.runtime_files import FINISHED
-from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, process_state
+from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, kill, process_state
+from ..contract.signal_handlers import catches
 from ..failures.text import is_native_crash
 from .fork_server import RankForker
 

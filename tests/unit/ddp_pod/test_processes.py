@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from ddp_pod.contract.processes import catches, count_cpu_seconds, find_family, process_state
+from ddp_pod.contract.processes import count_cpu_seconds, find_family, process_state
+from ddp_pod.contract.signal_handlers import catches
 
 
 @pytest.mark.parametrize("ignored", [(), ("SIGHUP",), ("SIGINT", "SIGQUIT"), ("SIGTERM",)])

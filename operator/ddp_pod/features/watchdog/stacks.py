@@ -11,7 +11,8 @@ from ...base.exceptions import LIBRARY
 from ...base.files import is_own_file, log
 from ...base.pod import Pod, WorkerRecord
 from ...base.runtime_files import STACK_LIMIT
-from ...contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, find_family, kill, process_state
+from ...contract.processes import STACK_SIGNAL, STOPPED_STATES, find_family, kill, process_state
+from ...contract.signal_handlers import catches
 from ...failures.rank_ends import PrintedTraceback
 from ...progress.rank_progress import RankReader
 
