@@ -18,6 +18,7 @@ from .end_notes import OwnEnd
 _TIMERS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """The signals of setitimer's three timers, by their numbers."""
 _TEXT_LIMIT: Final = 160
+_ARGUMENT_LIMIT: Final = 100
 
 
 def observe_own_ends(path: str) -> None:
@@ -43,7 +44,8 @@ def observe_own_ends(path: str) -> None:
             try:
                 code = find_code(*arguments, **options)
                 if code:
-                    note(code, f"{module.__name__}.{name}()", sys._getframe(1), is_timer=is_timer)
+                    text = repr(arguments[0])[:_ARGUMENT_LIMIT] if isinstance(next(iter(arguments), 0), str) else ""
+                    note(code, f"{module.__name__}.{name}({text})", sys._getframe(1), is_timer=is_timer)
             except Exception:  # a bug here must never reach the script, and a full disk not hide its end
                 pass
             return original(*arguments, **options)
@@ -58,10 +60,22 @@ def observe_own_ends(path: str) -> None:
     replace(signal, "raise_signal", _find_signal)
     replace(signal, "alarm", _find_alarm, is_timer=True)
     replace(signal, "setitimer", _find_timer, is_timer=True)
+    process = os.getpid()
+
+    def observe_exit() -> None:
+        """Observe the exits of a child: those of the process itself are exceptions that are recorded."""
+        if os.getppid() == process:
+            replace(sys, "exit", _find_status)
+
+    os.register_at_fork(after_in_child=observe_exit)
 
 
 def _find_exit_code(status: int) -> int:
     return status & 255
+
+
+def _find_status(status: object = None) -> int:
+    return status & 255 if isinstance(status, int) else int(status is not None)
 
 
 def _find_abort() -> int:

@@ -47,7 +47,6 @@ from ddp_pod.failures.text import (
     advise_on_output,
     advise_on_program,
     describe_worker_failure,
-    is_shell_mistake,
 )
 from ddp_pod.failures.worker_failure import (
     EndedPeers,
@@ -629,25 +628,6 @@ def test_last_lines_of_a_program_without_exception_have_a_remedy(
 def test_collision_of_commands_that_each_rank_runs_is_explained(text: str) -> None:
     assert "each of the pod's 4 ranks runs the container's command" in advise_on_output(text, 1, 4)
     assert "in each of" not in advise_on_output(text, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_mistake", "remedy"),
-    [
-        ("run.sh: line 2: DATA: unbound variable\n", True, "set the variable"),
-        ("run.sh: 2: DATA: parameter not set\n", True, "set the variable"),
-        ("run.sh: line 2: DATA: unbound variable\nstep 1\n", False, ""),
-        ("run.sh: line 3: syntax error near unexpected token `('\nrun.sh: line 3: `A=(1'\n", True, "bash has commands"),
-        ('run.sh: 1: Syntax error: "(" unexpected\n', True, "bash has commands"),
-        ("sh: 1: source: not found\n", True, "bash has commands"),
-        ("sh: 1: nvidia-smi: not found\n", False, ""),
-        ("run.sh: line 3: cd: /data: No such file or directory\n", False, "correct the path"),
-        ("step 3\n", False, ""),
-    ],
-)
-def test_message_of_a_shell_about_its_script_is_explained(text: str, is_mistake: bool, remedy: str) -> None:
-    assert is_shell_mistake(text) is is_mistake
-    assert remedy in advise_on_output(text, 1)
 
 
 # ---- signatures

@@ -66,6 +66,21 @@ def test_call_that_ends_no_process_is_not_noted(tmp_path: Path, line: str) -> No
     assert run_script(tmp_path, line) == (0, {})
 
 
+@pytest.mark.parametrize(
+    ("argument", "code", "call"), [("'no index'", 1, "sys.exit('no index')"), ("5", 5, "sys.exit()"), ("0", 0, "")]
+)
+def test_exit_of_a_child_is_noted_with_its_text(tmp_path: Path, argument: str, code: int, call: str) -> None:
+    context = "multiprocessing.get_context('fork').Process"
+    line = f"import sys; child = {context}(target=lambda: sys.exit({argument})); child.start(); child.join()"
+    exit_code, notes = run_script(tmp_path, line)
+    assert exit_code == 0
+    assert {noted: end.call for noted, end in notes.items()} == ({code: call} if code else {})
+
+
+def test_exit_of_a_rank_is_its_exception(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "import sys; sys.exit(3)") == (3, {})
+
+
 def test_replaced_functions_can_be_pickled(tmp_path: Path) -> None:
     line = f"import pickle; open({str(tmp_path / 'function')!r}, 'wb').write(pickle.dumps(os._exit))"
     assert run_script(tmp_path, line) == (0, {})

@@ -1,4 +1,4 @@
-"""The command at which a rank's bash script ends."""
+"""The command at which a rank's bash script ends, and what shells say about their scripts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.failures.text import advise_on_output, is_shell_mistake
 from ddp_pod.rank.end_notes import read_shell_end
 from ddp_pod.rank.shell_ends import observe_shell
 
@@ -58,3 +59,22 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BASH_ENV", "/etc/own.sh")
     observe_shell(str(tmp_path / "note"))
     assert os.environ["BASH_ENV"] == "/etc/own.sh"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_mistake", "remedy"),
+    [
+        ("run.sh: line 2: DATA: unbound variable\n", True, "set the variable"),
+        ("run.sh: 2: DATA: parameter not set\n", True, "set the variable"),
+        ("run.sh: line 2: DATA: unbound variable\nstep 1\n", False, ""),
+        ("run.sh: line 3: syntax error near unexpected token `('\nrun.sh: line 3: `A=(1'\n", True, "bash has commands"),
+        ('run.sh: 1: Syntax error: "(" unexpected\n', True, "bash has commands"),
+        ("sh: 1: source: not found\n", True, "bash has commands"),
+        ("sh: 1: nvidia-smi: not found\n", False, ""),
+        ("run.sh: line 3: cd: /data: No such file or directory\n", False, "correct the path"),
+        ("step 3\n", False, ""),
+    ],
+)
+def test_message_of_a_shell_about_its_script_is_explained(text: str, is_mistake: bool, remedy: str) -> None:
+    assert is_shell_mistake(text) is is_mistake
+    assert remedy in advise_on_output(text, 1)
