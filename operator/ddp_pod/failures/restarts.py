@@ -8,7 +8,7 @@ from typing import Final
 
 from ..base.pod import Pod
 from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
-from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
+from ..contract.failure_table import CUDA, HANG, KILLED, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
 from .collective_places import RankPlace, add_places
@@ -167,6 +167,12 @@ class InPlaceRestarts:
             time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines may not have reached its page
         self.failed_step = self._reader.step(root_cause.local_rank or 0)
         counted = self._reader.count_steps(root_cause.local_rank or 0)
+        is_killed = root_cause.category == KILLED.name and root_cause.exit_code == _KILLED
+        if is_killed and counted and root_cause.evidence != EVIDENCE_STOPPED:
+            # A node short of memory does not kill twice after the same step.
+            signed = replace(root_cause, signature=f"SIGKILL after {counted} steps")
+            self.failures = [signed if failure is root_cause else failure for failure in failures]
+            root_cause = signed
         step = self.failed_step
         if step is None and run_step is not None:
             step = max(run_step, counted or 0.0)  # pod 0 shares its step now and then, so it may be an older one

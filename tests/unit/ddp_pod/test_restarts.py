@@ -300,6 +300,27 @@ def test_same_failure_is_a_repetition_although_pod_0_has_shared_an_older_step(tm
 
 
 @pytest.mark.parametrize(
+    ("counts", "evidence", "repeated"),
+    [((5, 5), "Error", True), ((5, 6), "Error", False), ((0, 0), "Error", False), ((5, 5), EVIDENCE_STOPPED, False)],
+)
+def test_kill_after_the_same_step_is_a_repetition(
+    tmp_path: Path, counts: tuple[int, int], evidence: str, repeated: bool
+) -> None:
+    class Counting(WithoutSteps):
+        counted = 0
+
+        def count_steps(self, rank: int) -> int:
+            return self.counted
+
+    reader = Counting()
+    found = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=9), cast(RankReader, reader))
+    for reader.counted in counts:
+        found.observe([failure(category="Killed", exit_code=137, signature="", exception_type="", evidence=evidence)])
+    assert found.repeated is repeated
+    assert bool(found.failures[0].signature) is (counts[0] > 0 and evidence == "Error")
+
+
+@pytest.mark.parametrize(
     ("found", "again"),
     [
         (failure(), True),
