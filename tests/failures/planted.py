@@ -1236,10 +1236,9 @@ os.environ['MASTER_ADDR'] = 'gpu-node-01.invalid'
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=20))  # here""",
     ),
     "a launch script with line ends of Windows": Planted(
-        cause=("(?i)can't open file|invalid option|No such file",),
+        cause=("(?i)CRLF|invalid option|No such file",),
         remedy="(?i)CRLF|line.end|carriage|dos2unix|windows|\\\\r",
-        ranks=BOTH,
-        restarts=1,
+        ranks=(None, *BOTH),
         command=("bash", "run.sh"),
         files=(("run.sh", "set -eu\r\nexec python train.py\r\n"),),
     ),

@@ -609,6 +609,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
             remedy = remedy or SHELL_END_REMEDY
         failure = replace(failure, message=message, traceback=traceback, remedy=remedy or failure.remedy)
         if failure.evidence == EVIDENCE_EXIT_CODE and is_shell_mistake(last_lines):
+            failure = replace(failure, evidence=EVIDENCE_ERROR)  # it is explained
             return replace(failure, category=FATAL.category, container_exit_code=FATAL.exit_code)
         return failure
 

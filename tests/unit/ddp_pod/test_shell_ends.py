@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.contract.failure_record import EVIDENCE_ERROR
+from ddp_pod.contract.names import EXIT_USER_ERROR
+from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.text import advise_on_output, is_shell_mistake
+from ddp_pod.failures.worker_failure import add_last_lines, examine_worker, is_unexplained
 from ddp_pod.rank.end_notes import read_shell_end
 from ddp_pod.rank.shell_ends import observe_shell
+from tests.support.launcher_config import launcher_pod
 
 _SCRIPT = "set -e\nfail() {{\n  {line}\n}}\necho start\nfail\necho end\n"
 
@@ -78,3 +83,15 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_message_of_a_shell_about_its_script_is_explained(text: str, is_mistake: bool, remedy: str) -> None:
     assert is_shell_mistake(text) is is_mistake
     assert remedy in advise_on_output(text, 1)
+
+
+def test_mistake_of_a_script_is_described_once_and_ends_the_job(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "0.end").write_text("run.sh: line 2: DATA: unbound variable\n")
+    failure = examine_worker(pod, WorkerEnd(1))
+    assert is_unexplained(pod, failure)
+    explained = add_last_lines(pod, failure)
+    assert (explained.category, explained.container_exit_code) == ("UserError", EXIT_USER_ERROR)
+    assert explained.evidence == EVIDENCE_ERROR, "the end of the pod does not describe it again"
+    assert not is_unexplained(pod, explained)
