@@ -108,7 +108,6 @@ _MOUNTS: Final = "/proc/self/mounts"
 _MOST_MOUNTS: Final = 1000
 _SECONDS_FOR_REPORT: Final = 3.0
 _SECONDS_TO_BEGIN: Final = SECONDS_TO_KEEP + 0.5  # until the first line of a report is in the file
-_SECONDS_FOR_STACKS: Final = 0.2
 _MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
 
@@ -549,8 +548,12 @@ def _find_timed_stack(pod: Pod, failure: Failure) -> str:
     """Return where a rank was that has ended by a time limit of its own; empty: it has not."""
     if failure.exit_code != 1 or failure.evidence != EVIDENCE_EXIT_CODE:
         return ""
-    time.sleep(_SECONDS_FOR_STACKS)  # the lines may just arrive
-    return find_timed_stack(read_end(pod, failure.local_rank or 0))
+    stack = find_timed_stack(read_end(pod, failure.local_rank or 0))
+    # The lines may just arrive: those of all ranks meanwhile.
+    while not stack and 0 <= time.time() - (failure.time or 0.0) < _SECONDS_TO_BEGIN:
+        time.sleep(0.05)
+        stack = find_timed_stack(read_end(pod, failure.local_rank or 0))
+    return stack
 
 
 def _add_time_limit(failure: Failure, stack: str) -> Failure:
