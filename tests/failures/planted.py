@@ -1358,6 +1358,7 @@ if rank == 1 and step == 5:
     "a timer of the script without a handler": Planted(
         cause=("SIGALRM", "train.py"),
         remedy="(?i)handler",
+        restarts=1,
         setup="import signal",
         step="""\
 if rank == 1 and step == 5:

@@ -334,11 +334,15 @@ def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | No
 
 
 def _judge_own_end(pod: Pod, end: WorkerEnd, outcome: Outcome, own: OwnEnd) -> Outcome:
-    """Return what follows from an end by the script itself. Its own timer runs out again within minutes."""
+    """Return what follows from an end by the script itself.
+
+    A timer that counts CPU time runs out again within minutes; an alarm may guard what takes its time outside.
+    """
     is_vague = outcome.exit_code == EXIT_RETRYABLE and outcome.category in (UNKNOWN.name, KILLED.name, USER_ERROR.name)
     if end.stopped or not is_vague or end.exit_code in EXIT_CODES:
         return outcome
-    return FATAL if own.is_timer and _measure_run(pod, end) < SIGNIFICANT_SECONDS else SCRIPT_ERROR
+    counts_cpu = own.is_timer and end.exit_code != -signal.SIGALRM
+    return FATAL if counts_cpu and _measure_run(pod, end) < SIGNIFICANT_SECONDS else SCRIPT_ERROR
 
 
 def _sign(end: WorkerEnd, outcome: Outcome, kind: FailureKind, own: OwnEnd | None) -> str:

@@ -93,6 +93,7 @@ def test_replaced_functions_can_be_pickled(tmp_path: Path) -> None:
         (-signal.SIGTERM, "os.kill()", False, EXIT_RETRYABLE),
         (4, "os._exit()", False, EXIT_RETRYABLE),
         (-signal.SIGPROF, "signal.setitimer()", True, EXIT_USER_ERROR),
+        (-signal.SIGALRM, "signal.alarm()", True, EXIT_RETRYABLE),
     ],
 )
 def test_own_end_is_the_scripts_failure_with_its_place(
