@@ -1,5 +1,6 @@
 """Exceptions as the launcher knows them: as a rank records them, and as its output shows them."""
 
+import builtins
 import re
 import sys
 import traceback
@@ -43,6 +44,17 @@ ENDED_READER: Final = "a pipe whose reader has ended"
 NO_GRADIENTS: Final = "an optimizer without gradients"
 STORE_KEY: Final = "a key that no rank has set"
 
+# From where values come that another attempt may find otherwise (``FailingCode.sources``).
+NETWORK: Final = "network"
+PROCESS: Final = "process"
+OTHER_RANKS: Final = "peers"
+SIGNAL: Final = "signal"
+FILE: Final = "file"
+MACHINE: Final = "machine"
+CLOCK: Final = "clock"
+RANDOM: Final = "random"
+THREAD: Final = "thread"
+
 
 class FailingCode(NamedTuple):
     """What is known of the code that raised an exception; empty texts: unknown.
@@ -53,7 +65,7 @@ class FailingCode(NamedTuple):
     its version; ``device``: on which native code has raised, of torch for known tensors or of Python for plain values;
     ``variant``: a function of the library for other values of the same call, as
     binary_cross_entropy_with_logits; ``documentation``: of the library's function that raised; ``advice``: what to do,
-    by an object that refused its use.
+    by an object that refused its use; ``sources``: words for where the values come from (``rank/sources``).
     """
 
     code: str = ""
@@ -66,6 +78,12 @@ class FailingCode(NamedTuple):
     variant: str = ""
     documentation: str = ""
     advice: str = ""
+    sources: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is more than the sources of values."""
+        return any(self._replace(sources=""))
 
 
 class ExceptionFacts(NamedTuple):
@@ -103,6 +121,11 @@ class ExceptionFacts(NamedTuple):
         return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
 
     @property
+    def is_builtin(self) -> bool:
+        """Whether it is of a class that Python has without an import."""
+        return isinstance(getattr(builtins, self.types[0], None), type)
+
+    @property
     def is_remote(self) -> bool:
         """Whether it is the text of an exception of a pool's process, rather than an exception."""
         return is_remote_text(self.types[0])
@@ -111,7 +134,12 @@ class ExceptionFacts(NamedTuple):
     def by_script(self) -> bool:
         """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
         is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
-        return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+        return bool(is_own) and (self.is_check or self.is_a("LookupError"))
+
+    @property
+    def is_check(self) -> bool:
+        """Whether a statement has raised it, by raise, assert or exit, rather than an operation."""
+        return bool(_RAISES.search(self.line))
 
 
 def is_remote_text(name: str) -> bool:

@@ -97,7 +97,7 @@ def complete_remedy(remedy: str, end: WorkerEnd) -> str:
 
 
 def _find_innermost(end: WorkerEnd) -> ExceptionFacts:
-    chain = [facts for facts in end.chain if not facts.handled and any(facts.failing)]
+    chain = [facts for facts in end.chain if not facts.handled and facts.failing.is_known]
     return chain[-1] if chain else ExceptionFacts()
 
 

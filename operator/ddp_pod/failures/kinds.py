@@ -73,17 +73,19 @@ class FailureKind(NamedTuple):
     """Whether messages count that the script itself has written."""
     outcome: Outcome | None = SCRIPT_ERROR
     """None: by the origin of the exception."""
+    may_pass: bool = False
+    """Whether another attempt may escape it, unless its file or path is known to stay as it is."""
     remedy: str = ""
     """``CODE`` stands for the code of the script that failed, ``VALUES`` for what it got, in brackets if known."""
 
 
 UNKNOWN_KIND: Final = FailureKind("", outcome=None)
 SHARED_MEMORY: Final = FailureKind(
-    "No shared memory", errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
+    "No shared memory", may_pass=True, errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
     words=r"/dev/shm|\(shm\)", remedy=SHARED_MEMORY_REMEDY,
 )  # fmt: skip
 FULL_VOLUME: Final = FailureKind(
-    "No space left", errnos=(errno.ENOSPC,),
+    "No space left", may_pass=True, errnos=(errno.ENOSPC,),
     words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
     remedy="the disk or volume is full: delete old checkpoints, enlarge it, or raise the limits of "
         "ephemeral-storage and emptyDir; if it has space, a quota or ulimit -f")  # fmt: skip
@@ -102,7 +104,7 @@ NON_FINITE: Final = FailureKind(
     r"|tensor\(\[[^)]*\bnan\b"
     r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
 HELPER: Final = FailureKind(
-        "An ended helper process",
+        "An ended helper process", may_pass=True,
         errnos=(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE, errno.ENOENT),
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
@@ -128,28 +130,33 @@ OTHER_MODELS: Final = FailureKind(
 TERMINAL: Final = FailureKind(
         "Input from a terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.", outcome=FATAL,
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()")  # fmt: skip
+SHARED_LIBRARY: Final = FailureKind(
+        "A shared library is missing", words="cannot open shared object file", outcome=None,
+        remedy="install the library in the image (under ddp run in the environment), or correct "
+        "LD_LIBRARY_PATH")  # fmt: skip
 UNFIT_TENSORS: Final = FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
         remedy="compare shapes, types and devices with the message, also of the last, smaller batch "
         "(drop_last=True)")  # fmt: skip
 KINDS: Final = (
     FailureKind(
-        "A slow DataLoader", words="DataLoader timed out after",
+        "A slow DataLoader", may_pass=True, words="DataLoader timed out after",
         remedy="make its workers faster, or raise its timeout"),
     FailureKind(
-        "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
+        "Too many open files", may_pass=True, errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
         remedy="close files, clone kept tensors of DataLoader workers, call "
         "torch.multiprocessing.set_sharing_strategy('file_system'), or raise ulimit -n"),
     FailureKind(
-        "A locked file", errnos=(errno.EAGAIN,), where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
+        "A locked file", may_pass=True, errnos=(errno.EAGAIN,),
+        where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
         remedy="open the file in one rank, retry, or for HDF5 on a volume without locks set "
         "HDF5_USE_FILE_LOCKING=FALSE"),
     FailureKind(
-        "Too many processes", errnos=(errno.EAGAIN,),
+        "Too many processes", may_pass=True, errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
         remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise ulimit -u or podPidsLimit"),
     FailureKind(
-        "A limited address space", contents=(ADDRESS_SPACE,),
+        "A limited address space", may_pass=True, contents=(ADDRESS_SPACE,),
         remedy="raise or remove the limit (ulimit -v, RLIMIT_AS)"),
     FailureKind(
         "Full GPU memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
@@ -165,31 +172,31 @@ KINDS: Final = (
     SHARED_MEMORY,
     FULL_VOLUME,
     FailureKind(
-        "A limit of files", errnos=(errno.EFBIG, errno.EDQUOT),
+        "A limit of files", may_pass=True, errnos=(errno.EFBIG, errno.EDQUOT),
         remedy="raise the limit (ulimit -f, the file system's or a quota), delete old files, or write smaller ones"),
     FailureKind(
         "A rename across file systems", errnos=(errno.EXDEV,), outcome=FATAL,
         remedy="the paths are on different file systems: write the file beside its target, or use shutil.move()"),
     FailureKind(
-        "A read-only file system", errnos=(errno.EROFS,),
+        "A read-only file system", may_pass=True, errnos=(errno.EROFS,),
         remedy="write to a volume mounted without readOnly, such as DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
-        "Not executable", errnos=(errno.EACCES,), where=NOT_EXECUTABLE,
+        "Not executable", may_pass=True, errnos=(errno.EACCES,), where=NOT_EXECUTABLE,
         remedy="make it executable (chmod +x), or start its interpreter"),
     FailureKind(
-        "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
+        "Permission denied", may_pass=True, errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
         remedy="let the process's user access that path: of a volume by "
         "template.spec.securityContext.fsGroup, of the image by runAsUser"),
     FailureKind(
-        "A forbidden operation", errnos=(errno.EPERM,),
+        "A forbidden operation", may_pass=True, errnos=(errno.EPERM,),
         remedy="omit the operation (chown, mount, a device), or set runAsUser or fsGroup in "
         "template.spec.securityContext"),
     FailureKind(
-        "An existing path", errnos=(errno.EEXIST, errno.ENOTEMPTY),
+        "An existing path", may_pass=True, errnos=(errno.EEXIST, errno.ENOTEMPTY),
         remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or one file for each "
         "rank"),
     FailureKind(
-        "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
+        "Address already in use", may_pass=True, errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),
     FailureKind(
         "A name or arguments beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
@@ -206,27 +213,27 @@ KINDS: Final = (
         "the image's C library"),
     HELPER,
     FailureKind(
-        "A service that refuses access", statuses=(401, 403, 407),
+        "A service that refuses access", may_pass=True, statuses=(401, 403, 407),
         remedy="check that the token or credentials in env (a Secret) allow this object"),
     FailureKind(
-        "A missing object of a service", statuses=(404, 410),
+        "A missing object of a service", may_pass=True, statuses=(404, 410),
         remedy="correct the object's name, revision or address"),
     FailureKind(
-        "An overloaded service", statuses=(408, 425, 429, *range(500, 600)),
+        "An overloaded service", may_pass=True, statuses=(408, 425, 429, *range(500, 600)),
         remedy="retry with growing pauses, send fewer requests, or download before training "
         "(spec.inputs)"),
     FailureKind(
-        "An untrusted certificate", types=("ssl.SSLCertVerificationError",),
+        "An untrusted certificate", may_pass=True, types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
         remedy="mount the CA's certificate and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one has expired, "
         "use another address"),
     FailureKind(
-        "An output that nobody reads", contents=(CLOSED_OUTPUT,), errnos=(errno.EPIPE,),
+        "An output that nobody reads", may_pass=True, contents=(CLOSED_OUTPUT,), errnos=(errno.EPIPE,),
         where=r"\bprint\(|\bstd(out|err)\b|isatty",
         remedy="what reads the script's output (head, tee) has ended: let it read all"),
-    FailureKind("An ended reader", contents=(ENDED_READER,), remedy=SIGNALS[signal.SIGPIPE].remedy),
+    FailureKind("An ended reader", may_pass=True, contents=(ENDED_READER,), remedy=SIGNALS[signal.SIGPIPE].remedy),
     FailureKind(
-        "A service outside of the job",
+        "A service outside of the job", may_pass=True,
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
                 errno.ENETUNREACH),
         types=("ConnectionError", "socket.gaierror", "ssl.SSLError", "http.client.", "urllib.error.", "urllib3.",
@@ -236,13 +243,11 @@ KINDS: Final = (
         remedy="a request to a service failed, not to another rank: check its address, NetworkPolicies and proxies, "
         "retry, and download data before (spec.inputs)"),
     FailureKind(
-        "A missing program",
+        "A missing program", may_pass=True,
         errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
         words=": command not found|bad interpreter|env: .*: No such file|sh: .*: not found",
         remedy="install the program in the image, or correct its name, PATH or #! line"),
-    FailureKind(
-        "A shared library is missing", words="cannot open shared object file", outcome=None,
-        remedy="install the library in the image (under ddp run in the environment), or correct LD_LIBRARY_PATH"),
+    SHARED_LIBRARY,
     FailureKind(
         "Another NumPy", outcome=FATAL, own_words=True,
         words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
@@ -250,13 +255,13 @@ KINDS: Final = (
         remedy="pin NumPy's version in requirements.txt (often numpy<2), or upgrade the package that the traceback "
         "imports"),
     FailureKind(
-        "No working folder", contents=(NO_FOLDER,),
+        "No working folder", may_pass=True, contents=(NO_FOLDER,),
         remedy="keep the working folder, or start in another"),
     FailureKind(
-        "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
+        "Line ends of Windows", may_pass=True, errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
         remedy="remove the line ends of Windows (dos2unix)"),
     FailureKind(
-        "No such file or folder", errnos=(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        "No such file or folder", may_pass=True, errnos=(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
         remedy="correct the path or link (relative ones start at the working directory), mount its volume, or create "
         "its folder; if another rank creates it, wait (dist.barrier())"),
     TERMINAL,
@@ -265,7 +270,7 @@ KINDS: Final = (
         remedy="fetch the file again (spec.inputs): a Git LFS pointer by git lfs pull where the image is packed, a "
         "web page with access"),
     FailureKind(
-        "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
+        "A damaged or incomplete file", may_pass=True, contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
         words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
         r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
@@ -350,7 +355,7 @@ KINDS: Final = (
         outcome=FATAL, where="partially initialized module|circular import",
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
-        "A failed program", types=("subprocess.CalledProcessError",),
+        "A failed program", may_pass=True, types=("subprocess.CalledProcessError",),
         remedy="see its own output above in the log; a negative status is a signal"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
@@ -379,7 +384,7 @@ KINDS: Final = (
         "(https://pytorch.org/get-started/locally)"),
     NON_FINITE,
     FailureKind(
-        "A key of the store", contents=(STORE_KEY,),
+        "A key of the store", may_pass=True, contents=(STORE_KEY,),
         remedy="no rank has set that key in time: find out why"),
     FailureKind(
         "Another key", types=("multiprocessing.context.AuthenticationError",), outcome=FATAL,
@@ -389,7 +394,7 @@ KINDS: Final = (
         where="(?i)singular|positive.definite|converge",
         remedy="check the matrix<values>, add a small multiple of the identity, or use float64"),
     FailureKind(
-        "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
+        "A wait with a limit", may_pass=True, outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
         remedy=f"{CODE} ended at its own limit: find out why, or raise it"),
     FailureKind(

@@ -1,68 +1,67 @@
 """Whether every attempt would fail as this one did, by what a rank has recorded of its exception.
 
-A mistake in the script, its configuration or its data depends on nothing that another attempt changes. As soon as a
-service, a peer, a device, memory, a helper process or a volume took part, another attempt may succeed.
+An exception comes again unless something observed speaks against that: an error of the system, a service, a peer, a
+device, memory, a helper process, a wait, or a value that comes from one of these (``rank/sources``).
 """
 
+import errno
 import re
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.exceptions import LIBRARY, ExceptionFacts
+from ..base.exceptions import FILE, NETWORK, OTHER_RANKS, PROCESS, SIGNAL, THREAD, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
-from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, TENSORS, FailureKind
+from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, SHARED_LIBRARY, TENSORS, FailureKind
 
 _GENERAL: Final = "RuntimeError"
 _ASSERTION: Final = "AssertionError"
-_EXIT: Final = "SystemExit"
-# Builtin classes, also those of libraries that derive from them.
-_MISTAKES: Final = {
-    "ArithmeticError", _ASSERTION, "AttributeError", "ImportError", "LookupError", "NameError",
-    "NotImplementedError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
-    "sqlite3.ProgrammingError",
-}  # fmt: skip
-_WRONG_VALUES: Final = {
-    "ValueError", "_pickle.PicklingError", "pickle.PicklingError", "configparser.Error", "argparse.ArgumentError",
-    "re.error", "re.PatternError", "locale.Error",
-    "pydantic_core._pydantic_core.ValidationError",
-}  # fmt: skip
-# A library's ValueError may be about what a service has answered; floating point numbers depend on their order.
-_OUTSIDE: Final = {
-    "OSError",
-    "EOFError",
-    "MemoryError",
-    "FloatingPointError",
-    "UnicodeDecodeError",
-    "threading.BrokenBarrierError",
-}
+_CHANGED: Final = "during iteration"  # of a container, by the loop itself or by a thread
+# Builtin classes of what code itself is wrong about, whatever its message contains.
+_MISTAKE: Final = re.compile(
+    r"(Arithmetic|Attribute|Import|Lookup|Name|NotImplemented|Recursion|Syntax|Type)Error\Z|StopIteration\Z"
+)
+# Classes of what another attempt may find otherwise. Floating point numbers depend on their order; archives are often
+# incomplete.
+_OUTSIDE: Final = re.compile(
+    r"(EOF|Memory|FloatingPoint|UnicodeDecode)Error\Z|KeyboardInterrupt\Z|threading\.BrokenBarrierError"
+    r"|(concurrent\.futures|asyncio|_?queue|multiprocessing|subprocess|torch\.distributed)\."
+    r"|zipfile\.BadZipFile|zlib\.error|_lzma\.LZMAError|torch\.(OutOfMemory|Accelerator)Error"
+)
+_SYSTEM: Final = re.compile(r"OSError\Z")
+# Those of them that are about more than their arguments, although they have no number.
+_STATE_OF_SYSTEM: Final = re.compile(
+    r"(Connection|Timeout|BlockingIO|ChildProcess|Interrupted)Error\Z|(ssl|socket|urllib|requests)\."
+)
+# Of modules for databases, by PEP 249: the service, rather than the query.
+_OF_DATABASE: Final = re.compile(r".+\.(OperationalError|InterfaceError|InternalError)$")
+_OF_QUERY: Final = re.compile(r".+\.(ProgrammingError|IntegrityError|DataError|NotSupportedError)$")
+_REFUSALS: Final = (400, 405, 422)  # of HTTP: the request itself is wrong
 # What passes on another exception of the chain.
-_NEUTRAL: Final = {
-    _GENERAL, _EXIT, "ExceptionGroup", "BaseExceptionGroup", "Exception",
-    "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
-}  # fmt: skip
-# Other packages' checks may be about what a service has answered.
-_CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)")
+_NEUTRAL: Final = re.compile(r"SystemExit\Z|(Base)?ExceptionGroup\Z|(multiprocessing|concurrent)\..*RemoteTraceback\Z")
+# Sources that make each value doubtful; others only what a check has found.
+_UNSTEADY: Final = {NETWORK, PROCESS, OTHER_RANKS, SIGNAL, FILE}
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
 _TORCH: Final = re.compile(
     r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils[/\\](?!rnn))|optim|functional|_tensor)\b"
 )
 _ARGUMENTS: Final = re.compile(r"[/\\]torch[/\\](amp|nn|optim)[/\\]")  # whose ValueErrors are about these
-# Modules that pass on errors of peers, processes, devices and files.
+# Modules that pass on errors of peers, processes, devices and files, other than by a check of their own.
 _MEDIATORS: Final = re.compile(
     r"[/\\](torch[/\\](distributed|multiprocessing|utils[/\\]data|cuda|hub|serialization|_utils)"
     r"|python3[^/\\]*[/\\](multiprocessing[/\\](?!context)|asyncio[/\\](?!runners)|concurrent|http|urllib|subprocess"
     r"|socket|ssl))\b"
 )
-# What a message, an assertion or the line of a raise may have looked at: the script has checked something outside.
+# What a message, an assertion or the line of a raise may have looked at: code has checked something outside.
+_THINGS: Final = (
+    r"time-?d?[_ ]?out|\bconnect|network|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|answer"
+    r"|\brespon[ds]|unavailable"
+)
+# The same where the condition is not known. Of a known one, ``rank/sources`` finds it.
 _CHECKED: Final = re.compile(
-    r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
-    r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
+    rf"(?i){_THINGS}|exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code"
+    r"|\b(b?locked|busy|ready|retr(y|ies))\b"
 )
-# A clock in a condition, or a call of other functions than those that need nothing but their arguments.
-_UNSTABLE: Final = re.compile(
-    r"(?i)\b\w*time\b|monotonic|perf_counter|deadline|\b(?!(?:abs|all|any|endswith|float|get_rank|get_world_size|int"
-    r"|isinstance|item|len|max|min|set|sorted|startswith|str|sum)\()\w+\("
-)
+_NAMED: Final = re.compile(rf"(?i){_THINGS}")
 _LINK: Final = re.compile(r"(visit|see)\shttps?://\S+")  # to the documentation of an error
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
@@ -82,84 +81,79 @@ def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float,
         return lasted < SIGNIFICANT_SECONDS
     if kind is NON_FINITE or (kind is OTHER_SIZE and elastic):  # the former may be the fault of a device
         return False
-    is_known = any(_is_mistake(facts) and (facts is chain[0] or not facts.handled) for facts in chain)
-    return is_known and all(_is_mistake(facts) or _is_neutral(facts) for facts in chain)
+    if kind is SHARED_LIBRARY:  # the loader searches in folders of the image
+        return True
+    if kind.may_pass and not any(facts.lasting for facts in chain):
+        return False
+    decisive = [facts for facts in chain if not _is_expected(facts, chain[0])]
+    return not all(map(_is_neutral, decisive)) and not any(map(_may_pass, decisive))
 
 
-def _is_mistake(facts: ExceptionFacts) -> bool:
+def _is_expected(facts: ExceptionFacts, outermost: ExceptionFacts) -> bool:
+    """Return whether an exception is about a file that need not exist: an operation has failed where it was handled."""
+    return facts.handled and facts.errno == errno.ENOENT and not outermost.is_check
+
+
+def _may_pass(facts: ExceptionFacts) -> bool:
+    """Return whether something speaks for it that another attempt does not raise an exception."""
     if facts.lasting:
-        return True
-    if _is_from_outside(facts):
         return False
-    # Not if the script itself has raised it, or speaks of something outside: an object may only stand beside that.
-    if facts.failing.advice and not facts.by_script and not _has_looked_outside(facts):
+    sources = set(facts.failing.sources.split())
+    if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - {THREAD}):
         return True
-    if facts.types[0] == _GENERAL:
-        if facts.by_script or _NUMERIC.search(facts.message):
-            return False
-        is_refused = bool(TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message))
-        return is_refused or _is_refusal(facts)
-    has_checked = facts.types[0] == _ASSERTION or (facts.is_a(_GENERAL) and _is_raised(facts))
-    if has_checked and _is_refusal(facts):
-        return True
-    if facts.is_a(_ASSERTION) or not _WRONG_VALUES.isdisjoint(facts.types):
-        is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts) or _is_lookup(facts)
-        has_checked_arguments = facts.types[0] == "ValueError" and bool(_ARGUMENTS.search(facts.place))
-        is_local = has_checked_arguments or not _has_looked_outside(facts)
-        return is_own and is_local and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
-    return not _MISTAKES.isdisjoint(facts.types) or (facts.types[0] == _EXIT and _has_refused(facts))
-
-
-def _has_refused(facts: ExceptionFacts) -> bool:
-    """Return whether the script has ended itself with a text, by a condition that is known: as an assertion does."""
-    condition = facts.failing.check
-    is_text = not facts.message.lstrip("-").isdecimal()
-    is_known = bool(condition) and facts.by_script and is_text
-    if not is_known or _has_looked_outside(facts) or _CHECKED.search(condition) or _UNSTABLE.search(condition):
+    if _has_type(facts, _OF_QUERY, _MISTAKE):
         return False
-    return not _NUMERIC.search(f"{facts.message}\n{condition}")
+    if not facts.is_check and facts.is_a(_GENERAL):
+        return _may_pass_natively(facts)
+    if facts.types[0] in ("ValueError", _ASSERTION) and _ARGUMENTS.search(facts.place):
+        return False
+    return _is_numeric(facts) or _has_looked_outside(facts) or not (facts.place or facts.is_builtin)
 
 
-def _is_raised(facts: ExceptionFacts) -> bool:
-    return facts.line.startswith(("raise ", "assert "))
-
-
-def _is_lookup(facts: ExceptionFacts) -> bool:
-    """Return whether a library's class is of several kinds, as NumPy's AxisError is an IndexError, too."""
-    return not _MISTAKES.difference({_ASSERTION}).isdisjoint(facts.types)
-
-
-def _has_looked_outside(facts: ExceptionFacts) -> bool:
-    return bool(_CHECKED.search(_LINK.sub("", f"{facts.message}\n{facts.line}")))
-
-
-def _is_refusal(facts: ExceptionFacts) -> bool:
-    """Return whether an error is a library's check of its arguments or state, rather than about what is outside.
+def _may_pass_natively(facts: ExceptionFacts) -> bool:
+    """Return whether an error of native code is about what is outside, rather than about its arguments or state.
 
     Native code checks tensors on the CPU alike in each attempt. On another device it may be that device which fails.
     """
-    first_line = facts.message.partition("\n")[0]  # hints may follow
-    if _has_looked_outside(facts._replace(message=first_line)):
+    if _is_numeric(facts):
+        return True
+    if TENSORS.search(facts.text) or REFUSED_ARGUMENTS.match(facts.message):
         return False
-    if facts.failing.device == "cpu":
-        return not _NATIVE.search(facts.message)
-    if _MEDIATORS.search(facts.place):
+    if _has_looked_outside(facts) or _NATIVE.search(facts.message):
+        return True
+    if facts.failing.device == "cpu" or _TORCH.search(facts.place):
         return False
-    if _is_raised(facts):
-        return bool(_CHECKING_LIBRARY.search(facts.place))
-    return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
+    is_shared = THREAD in facts.failing.sources or _CHANGED in facts.message
+    return is_shared or bool(facts.failing.device or _MEDIATORS.search(facts.place)) or not facts.place
+
+
+def _is_numeric(facts: ExceptionFacts) -> bool:
+    return bool(_NUMERIC.search(f"{facts.message}\n{facts.line}" if facts.is_check else facts.message))
+
+
+def _has_looked_outside(facts: ExceptionFacts) -> bool:
+    first_line = _LINK.sub("", facts.message.partition("\n")[0])  # hints may follow
+    line = facts.line if facts.is_check else ""
+    words = _NAMED if facts.failing.check else _CHECKED
+    return bool(words.search(f"{facts.types[0]}\n{first_line}\n{line}"))
 
 
 def _is_neutral(facts: ExceptionFacts) -> bool:
-    return not _is_from_outside(facts) and (facts.types[0] in _NEUTRAL or _is_of_script(facts))
+    """Return whether an exception only passes on another one, or is an exit with a mere number."""
+    is_exit = facts.types[0] == "SystemExit" and bool(facts.message) and not facts.message.lstrip("-").isdecimal()
+    return bool(_NEUTRAL.match(facts.types[0])) and not is_exit
 
 
 def _is_from_outside(facts: ExceptionFacts) -> bool:
-    if facts.hides and _MISTAKES.union(_WRONG_VALUES).isdisjoint(facts.hides):
+    # A library's check of arguments, or of a file's content, may be an OSError, but has no number.
+    is_plain = facts.errno is None and facts.is_check and not _has_type(facts, _STATE_OF_SYSTEM)
+    is_of_system = _has_type(facts, _SYSTEM) and not is_plain and not facts.is_a("ValueError")
+    if is_of_system or _has_type(facts, _OUTSIDE, _OF_DATABASE):
         return True
-    return facts.errno is not None or facts.status is not None or not _OUTSIDE.isdisjoint(facts.types)
+    if _has_type(facts._replace(types=facts.hides), _OUTSIDE, _SYSTEM):
+        return True
+    return facts.errno is not None or (facts.status is not None and facts.status not in _REFUSALS)
 
 
-def _is_of_script(facts: ExceptionFacts) -> bool:
-    """Return whether the script itself has raised an exception, of whatever class."""
-    return bool(facts.place) and not LIBRARY.search(facts.place)
+def _has_type(facts: ExceptionFacts, *patterns: "re.Pattern[str]") -> bool:
+    return any(pattern.match(kind) for pattern in patterns for kind in facts.types)

@@ -193,7 +193,7 @@ def _add_remote_places(recorded: Sequence[ExceptionFacts]) -> list[ExceptionFact
         for number, known in enumerate(chain):
             if parsed and known.types[0].endswith(parsed[0].types[0]):
                 code = "" if LIBRARY.search(parsed[0].place) else parsed[0].line
-                failing = known.failing if any(known.failing) else FailingCode(code)
+                failing = known.failing if known.failing.is_known else FailingCode(code)
                 chain[number] = known._replace(place=parsed[0].place, line=parsed[0].line, failing=failing)
         chain += parsed[1:] if facts.is_remote else [facts]
     return chain
@@ -271,7 +271,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     own_end = _find_own_end(pod, end, judgement) if helper is None else None
     outcome = judgement.outcome if own_end is None else _judge_own_end(pod, end, judgement.outcome, own_end)
     chain = list_exceptions(end) if helper is None else [judgement.cause]
-    if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement.kind, chain):
+    kind = UNKNOWN_KIND if helper is not None and judgement.kind is HELPER else judgement.kind
+    if outcome == SCRIPT_ERROR and _recurs(pod, end, kind, chain):
         outcome = FATAL
     if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
         outcome = outcome._replace(exit_code=EXIT_USER_ERROR)

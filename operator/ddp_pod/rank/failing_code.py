@@ -5,21 +5,29 @@ No code of the script runs: values are read from frames, by type.
 
 import ast
 import linecache
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from ..base.exceptions import LIBRARY, FailingCode
+from ..base.exceptions import LIBRARY, THREAD, FailingCode
 from ..base.files import is_own_file
 from .advice import find_advice, find_changed, is_alone
 from .calls import find_assigned
 from .collation import describe_batch
 from .library_calls import read_documentation
 from .near_names import find_names
+from .sources import find_sources
+from .statements import (
+    find_expression,
+    find_path,
+    find_position,
+    find_root,
+    get_position,
+    list_operands,
+    parse,
+)
 from .values import MISSING, Values, is_native_function, is_plain_call, is_tensor_value, read_operand
 from .ways import Root, list_ways
 
@@ -27,9 +35,6 @@ _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times
 _MOST_VALUES: Final = 6
 _CODE_LIMIT: Final = 120  # characters
 _VALUES_LIMIT: Final = 300
-_INNER_SCOPES: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
-_BLOCKS: Final = (ast.stmt, ast.ExceptHandler, *filter(None, [getattr(ast, "match_case", None)]))
-_HEADERS: Final = ("test", "iter", "subject", "value")  # of statements: what they evaluate first
 _PLAIN_TYPES: Final = (type(None), bool, int, float, str, list, tuple, dict)
 _NONE_TYPE: Final = "NoneType"
 _NONE: Final = f"'{_NONE_TYPE}' object"
@@ -61,10 +66,9 @@ def find_failing_code(error: BaseException) -> FailingCode:
     if batch:
         return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
     own_trace = _find_own(traces)
-    if not traces or isinstance(error, SyntaxError):  # it names the line itself
-        return FailingCode()
-    if isinstance(error, SystemExit):  # a number may be the result of what the script has done
-        return _find_exit(traces) if isinstance(error.code, str) else FailingCode()
+    sources = _find_sources(traces)
+    if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
+        return FailingCode(sources=sources)
     own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
     if last is not None and last.is_helper and own_trace not in (None, traces[-2]):
@@ -76,15 +80,15 @@ def find_failing_code(error: BaseException) -> FailingCode:
     values = Values()
     ways = {} if own is None or own is last else list_ways(_list_roots(own))
     if own is not None and absent is not None:
-        values.add(own.frame, _list_operands(absent))
+        values.add(own.frame, list_operands(absent))
         required = absent
     elif last is not None and required is not None:
-        values.add(last.frame, _list_operands(required), ways)
+        values.add(last.frame, list_operands(required), ways)
         required = required if values.are_known or isinstance(error, (AttributeError, TypeError)) else None
     elif last is not None and last is not own and not last.is_refusal:
-        values.add(last.frame, _list_operands(last.expression), ways, tensors_only=True)
+        values.add(last.frame, list_operands(last.expression), ways, tensors_only=True)
     if own is not None and code:
-        values.add(own.frame, _list_operands(own.expression))
+        values.add(own.frame, list_operands(own.expression))
     return FailingCode(
         code,
         "" if required is None else _unparse(required),
@@ -95,27 +99,8 @@ def find_failing_code(error: BaseException) -> FailingCode:
         _find_variant(traces[-1]) if own_trace is not traces[-1] else "",
         _find_documentation(traces, own_trace),
         _find_advice(error, traces, own, last, ways),
+        sources,
     )
-
-
-def _find_exit(traces: list[TracebackType]) -> FailingCode:
-    """Return the condition under which the script has called exit(text), itself or by a function that only does so."""
-    for trace in traces[:-3:-1]:
-        frame = trace.tb_frame
-        lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-        if _is_library(trace) or not lines or sum(map(len, lines)) > _MOST_BYTES:
-            break
-        position = _find_position(frame.f_code, trace.tb_lasti)
-        path = _find_path(_parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
-        required = _find_requirement(path, frame.f_code)
-        if required is not None:
-            values = Values()
-            values.add(frame, _list_operands(required))
-            texts = ", ".join(values.list_texts()[:_MOST_VALUES])
-            return FailingCode(check=_unparse(required), values=_shorten(texts, _VALUES_LIMIT))
-        if not _always_raises(path[-2]):
-            break
-    return FailingCode()
 
 
 def _find_own(traces: list[TracebackType]) -> TracebackType | None:
@@ -131,6 +116,13 @@ def _find_documentation(traces: list[TracebackType], own: TracebackType | None) 
     return read_documentation(traces[-1].tb_frame.f_code) if is_direct else ""
 
 
+def _find_sources(traces: list[TracebackType]) -> str:
+    threads = "" if is_alone() else THREAD
+    with suppress(Exception):  # the rest is recorded without them
+        return f"{find_sources(traces)} {threads}".strip()
+    return threads
+
+
 def _find_advice(
     error: BaseException,
     traces: list[TracebackType],
@@ -140,7 +132,7 @@ def _find_advice(
 ) -> str:
     line = None if own is None else (own.frame, own.statement, own.expression)
     with suppress(Exception):  # the rest is recorded without it
-        tree = None if own is None else _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
+        tree = None if own is None else parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
         return find_advice(error, traces, line, None if last is None else last.required, tree, ways)
     return ""
 
@@ -153,7 +145,7 @@ def _find_device(error: BaseException, last: _Part) -> str:
     if last.is_refusal:
         return ""
     values = Values()
-    values.add(last.frame, _list_operands(last.expression), tensors_only=True)
+    values.add(last.frame, list_operands(last.expression), tensors_only=True)
     if values.device:
         return values.device if _is_native(last) and not values.is_diverged else ""
     is_plain = type(error) is RuntimeError and is_plain_call(last.frame, last.expression)
@@ -169,7 +161,7 @@ def _find_origin(error: BaseException, own: _Part | None, required: ast.expr | N
         name = own.expression.value
     if own is None or not isinstance(name, ast.Name) or type(read_operand(own.frame, name)[1]) not in _PLAIN_TYPES:
         return []
-    tree = _parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
+    tree = parse("".join(linecache.getlines(own.frame.f_code.co_filename)))
     value = find_assigned(own.frame, name, tree, own.statement.lineno)
     return [f"by `{_unparse(value)}` in line {value.lineno}"] if isinstance(value, ast.Call) else []
 
@@ -184,7 +176,7 @@ def _find_variant(trace: TracebackType) -> str:
 
 def _list_roots(own: _Part) -> list[Root]:
     """Return the values of the script's own line that have a name there."""
-    known = (read_operand(own.frame, operand) for operand in islice(_list_operands(own.expression), _MOST_VALUES))
+    known = (read_operand(own.frame, operand) for operand in islice(list_operands(own.expression), _MOST_VALUES))
     return [Root(ast.unparse(node), value) for node, value in known if value is not MISSING]
 
 
@@ -214,9 +206,9 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     if not lines or sum(map(len, lines)) > _MOST_BYTES:
         return None
-    position = _find_position(frame.f_code, trace.tb_lasti)
-    path = _find_path(_parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
-    statement, expression = _find_expression(path, position)
+    position = find_position(frame.f_code, trace.tb_lasti)
+    path = find_path(parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
+    statement, expression = find_expression(path, position)
     if statement is None:
         return None
     unpacked = _find_unpacked(statement, position) if isinstance(error, ValueError) else None
@@ -237,7 +229,7 @@ def _find_unpacked(statement: ast.stmt, position: tuple[int | None, ...]) -> ast
     """Return how many values the right side of an assignment must have, if its names are at the position."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     for target in targets:
-        if isinstance(target, (ast.Tuple, ast.List)) and _get_position(target) == position:
+        if isinstance(target, (ast.Tuple, ast.List)) and get_position(target) == position:
             is_open = any(isinstance(name, ast.Starred) for name in target.elts)
             operator: ast.cmpop = ast.GtE() if is_open else ast.Eq()
             length = ast.Call(ast.Name("len", ast.Load()), [statement.value], [])  # type: ignore[attr-defined]
@@ -252,74 +244,6 @@ def _passes_on(statement: ast.Raise, error: BaseException, frame: FrameType) -> 
         return False
     part, value = read_operand(frame, kept)
     return value is error or part is not kept  # many remove it from the object while they raise it
-
-
-@lru_cache(1)  # the exceptions of a chain are often of one file
-def _parse(source: str) -> ast.Module:
-    """Return the tree of a source file. Raises: what the file causes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were shown when it was compiled, and the script may handle them
-        return ast.parse(source)
-
-
-def _find_position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
-    """Return first and last line, first and last column of an instruction; empty before Python 3.11."""
-    list_positions = getattr(code, "co_positions", None)
-    return () if list_positions is None else next(islice(list_positions(), instruction // 2, None), ())
-
-
-def _find_path(node: ast.AST, line: int, column: int | None) -> list[ast.AST]:
-    """Return the statements that contain a line and column, and the blocks between them, the outermost first.
-
-    ``column``: None: unknown.
-    """
-    path = [node]
-    while True:
-        blocks = (child for child in ast.iter_child_nodes(path[-1]) if isinstance(child, _BLOCKS))
-        block = next((block for block in blocks if _has_place(block, line, column)), None)
-        if block is None:
-            return path
-        path.append(block)
-
-
-def _has_place(node: Any, line: int, column: int | None) -> bool:
-    nodes = [node] if hasattr(node, "lineno") else node.body
-    if column is None:
-        return any(part.lineno <= line <= part.end_lineno for part in nodes)
-    ends = (((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)) for part in nodes)
-    return any(start <= (line, column) < end for start, end in ends)
-
-
-def _find_expression(path: list[ast.AST], position: tuple[int | None, ...]) -> tuple[ast.stmt | None, ast.AST | None]:
-    """Return the statement that runs and the expression at a position; without one what the statement evaluates."""
-    statements = [node for node in reversed(path) if isinstance(node, ast.stmt)]
-    for statement in statements:
-        for node in _walk(statement):
-            if not isinstance(node, ast.expr) or _get_position(node) != position:
-                continue
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                return statement, statement
-            if any(_list_operands(node)):
-                return statement, node
-    running = [statement for statement in statements if _get_position(statement) == position] or statements
-    first = next(iter(running), None)
-    headers = [getattr(first, name, None) for name in _HEADERS]
-    headers += [item.context_expr for item in getattr(first, "items", ())[:1]]
-    expression = next((header for header in headers if isinstance(header, ast.expr)), None)
-    is_block = hasattr(first, "body") and expression is None  # which has run only in part
-    return None if is_block else first, expression
-
-
-def _get_position(node: ast.expr | ast.stmt) -> tuple[int | None, ...]:
-    return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those in it, except other statements."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _BLOCKS):
-            yield from _walk(child)
 
 
 def _find_requirement(path: list[ast.AST], code: CodeType) -> ast.expr | None:
@@ -421,29 +345,6 @@ def _has_no_parts(value: Any) -> bool:
     return type(value) in (type(None), bool, int, float, str) or is_tensor_value(value)
 
 
-def _list_operands(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the names, attributes and items that code reads, in its order."""
-    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-        is_read = isinstance(node.ctx, ast.Load)
-        if is_read:
-            yield node
-        root = _find_root(node)
-        yield from () if isinstance(root, ast.Name) else _list_operands(root)
-        if isinstance(node, ast.Subscript):
-            yield from () if is_read else _list_operands(node.value)
-            yield from () if isinstance(node.slice, ast.Constant) else _list_operands(node.slice)
-    elif not isinstance(node, (*_INNER_SCOPES, ast.ExceptHandler)):
-        for child in ast.iter_child_nodes(node):
-            yield from _list_operands(child)
-
-
-def _find_root(node: ast.expr) -> ast.expr:
-    """Return of what an attribute or an item is read in the end: in ``scores.cpu().numpy`` the call."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node
-
-
 def _is_native(part: _Part) -> bool:
     """Return whether the code is an operator, a method of a tensor, or a function of torch that is not Python."""
     node = part.expression
@@ -451,5 +352,5 @@ def _is_native(part: _Part) -> bool:
         owner, value = read_operand(part.frame, node.func.value)
         if owner is node.func.value and value is not MISSING:
             return is_tensor_value(value) or is_native_function(value, node.func.attr)
-        node = _find_root(node.func)
+        node = find_root(node.func)
     return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript))

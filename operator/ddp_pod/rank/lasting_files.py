@@ -9,6 +9,7 @@ import itertools
 import os
 from typing import Final, NamedTuple
 
+from ..base.exceptions import LIBRARY
 from ..base.files import LOCAL_TYPES
 
 _MOUNTS: Final = "/proc/self/mountinfo"
@@ -39,6 +40,8 @@ def is_lasting_error(number: int, path: str, since: float) -> bool:
         return False
     if number == errno.EROFS:
         return mount.is_read_only
+    if number == errno.ENOENT and LIBRARY.search(path):
+        return True
     if mount.kind not in LOCAL_TYPES:
         return False
     try:

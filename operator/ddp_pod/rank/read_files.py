@@ -113,7 +113,9 @@ def find_named_file(message: str) -> ReadFile | None:
 def is_parser_error(error: BaseException) -> bool:
     """Return whether an exception is about the content of a file."""
     is_of_torch = type(error) is RuntimeError and "PytorchStreamReader" in str(error)
-    return is_of_torch or any(kind.__name__ in _PARSERS for kind in type(error).__mro__)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    names -= {"Error"} if isinstance(error, OSError) else set()  # of shutil, about paths
+    return is_of_torch or not names.isdisjoint(_PARSERS)
 
 
 def _list_values(frame: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ..base.exceptions import (
     CHAIN_LIMIT,
     CHAIN_PART,
+    FILE,
     LIBRARY,
     LINE_LIMIT,
     NOT_EXECUTABLE,
@@ -48,7 +49,9 @@ _PLACE_LIMIT = 120
 _SOURCE_LIMIT = 1 << 20
 _FAILED_STATUSES = range(400, 600)  # of HTTP, RFC 9110
 _SERIALIZATION = os.path.join("torch", "serialization.py")
+_PACKAGES = "-packages"  # in the paths of those that Python itself does not have
 _CUT_TEXT = "unexpected end of data"  # of codecs that decode several bytes
+_OF_QUERIES = (1, 19, 20, 21, 25)  # of SQLite: error, constraint, mismatch, misuse, range
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
 
@@ -195,10 +198,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any], 
     if read is not None and not any(item.content for item in facts):
         message += read.describe()
         is_kept = is_lasting_file(read.path, since)
-        facts = [
-            item._replace(content=read.content, lasting=item.lasting or (is_kept and is_parser_error(link.error)))
-            for item, link in zip(facts, links, strict=True)
-        ]
+        facts = [_add_file(item, link.error, read, is_kept=is_kept) for item, link in zip(facts, links, strict=True)]
     frames = without_own_frames(explained, explained.__traceback__)
     child = find_ended_child(explained)
     record = {
@@ -217,6 +217,16 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any], 
         write_json(path, record)
     except OSError:
         pass  # a full disk must not hide the exception itself
+
+
+def _add_file(facts: ExceptionFacts, error: BaseException, read: ReadFile, *, is_kept: bool) -> ExceptionFacts:
+    """Add the file that an exception is about. ``is_kept``: whether the next attempt finds it as it is."""
+    is_of_package = _PACKAGES in facts.place
+    is_parsed = is_parser_error(error) or (isinstance(error, OSError) and error.errno is None and is_of_package)
+    failing = facts.failing
+    if is_parsed and not is_kept:
+        failing = failing._replace(sources=f"{failing.sources} {FILE}".strip())
+    return facts._replace(content=read.content, lasting=facts.lasting or (is_kept and is_parsed), failing=failing)
 
 
 def _drop_child_handler() -> None:
@@ -350,6 +360,8 @@ def _is_lasting(error: BaseException, facts: ExceptionFacts, since: float) -> bo
     """Return whether the next attempt would find what an exception is about as this one did."""
     if isinstance(error, UnicodeDecodeError):
         return error.reason != _CUT_TEXT  # a file that is still written ends within a character
+    if getattr(error, "sqlite_errorcode", None) in _OF_QUERIES:
+        return True
     if facts.errno == errno.EFBIG:
         return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     return bool(facts.path) and facts.errno is not None and is_lasting_error(facts.errno, facts.path, since)

@@ -405,7 +405,7 @@ def test_keys_of_a_large_vocabulary_are_not_all_compared(tmp_path: Path, monkeyp
 
 
 def test_without_positions_the_statement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_pod.rank.failing_code._find_position", lambda code, instruction: ())
+    monkeypatch.setattr("ddp_pod.rank.failing_code.find_position", lambda code, instruction: ())
     assert find_failing_code(catch(add)).values == "first: float32[4, 10], second: float32[3, 10]"
 
 

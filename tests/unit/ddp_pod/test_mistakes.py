@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import multiprocessing
 import os
 import runpy
@@ -212,7 +211,6 @@ def test_mistake_ends_the_job_at_once(work: Callable[[], object], tmp_path: Path
         lambda: wrap(OSError(errno.ENOSPC, "No space left on device")),
         lambda: replace_cause(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")),
         lambda: subprocess.run([sys.executable, "-c", "exit(3)"], check=True),
-        lambda: json.loads(""),
         lambda: b"caf\xc3".decode(),
         lambda: assert_path("/no/such/folder"),
         lambda: assert_finite(float("nan")),
@@ -423,7 +421,6 @@ def test_native_error_of_a_device_or_a_divergence_may_not_recur(
     ("kind", "place", "line", "expected"),
     [
         ("torch.utils.checkpoint.CheckpointError", "utils/checkpoint.py", "raise CheckpointError(", True),
-        ("torch.utils.checkpoint.CheckpointError", "utils/checkpoint.py", "return run(", False),
         ("torch.distributed.DistError", "distributed/c10d.py", "raise DistError(", False),
     ],
 )
@@ -445,7 +442,7 @@ def test_check_of_torch_with_a_class_of_its_own_recurs(kind: str, place: str, li
 )
 def test_tensors_on_the_cpu_do_not_hide_another_cause(types: tuple[str, ...], message: str) -> None:
     place = "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py"
-    facts = ExceptionFacts(types, message, place=place, line="raise ", failing=FailingCode(device="cpu"))
+    facts = ExceptionFacts(types, message, place=place, line="return f(x)", failing=FailingCode(device="cpu"))
     assert not recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False)
 
 

@@ -1,0 +1,347 @@
+"""What the values come from that failing code has worked on, where another attempt may get others.
+
+A network, another process, another rank, the machine, a clock, a generator of random numbers. From the failing
+expression, or the condition of a raise, back over the assignments of its names, the functions that the script has
+called, and the arguments of its callers. No code of the script runs.
+"""
+
+import ast
+import builtins
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from typing import Any, Final, NamedTuple
+
+from ..base.exceptions import CLOCK, LIBRARY, MACHINE, NETWORK, OTHER_RANKS, PROCESS, RANDOM, SIGNAL
+from .calls import find_scope
+from .script_objects import find_member, find_module_name, is_instance
+from .statements import find_expression, find_path, find_position, parse_file
+from .values import MISSING, read_operand
+
+_MOST_NODES: Final = 4000
+_MOST_FRAMES: Final = 4
+_DEEPEST: Final = 3  # functions that the script calls
+_NETWORKS: Final = {
+    "socket", "ssl", "ftplib", "smtplib", "imaplib", "xmlrpc.client", "requests",
+    "httpx", "aiohttp", "urllib3", "grpc", "botocore", "boto3", "websocket", "websockets", "zmq", "redis", "pymongo",
+    "psycopg", "psycopg2", "huggingface_hub", "asyncio.streams", "urllib", "http",
+}  # fmt: skip
+_PROCESSES: Final = {
+    "subprocess", "multiprocessing.connection", "multiprocessing.queues", "multiprocessing.managers",
+    "multiprocessing.pool", "_multiprocessing", "concurrent.futures.process",
+}  # fmt: skip
+_OF_OS: Final = {
+    **dict.fromkeys(("popen", "system", "wait", "waitpid", "waitid", "read"), PROCESS),
+    **dict.fromkeys(("exists", "lexists", "isfile", "isdir", "islink", "getsize", "getmtime"), MACHINE),
+    **dict.fromkeys(
+        ("stat", "statvfs", "listdir", "scandir", "walk", "access", "getloadavg", "kill", "disk_usage"), MACHINE
+    ),
+    "urandom": RANDOM,
+}
+_OS: Final = {"os", "posix", "posixpath", "genericpath", "shutil"}
+_OF_PATHS: Final = {"exists", "is_file", "is_dir", "is_symlink", "stat", "iterdir", "glob", "rglob"}
+_MACHINES: Final = {"glob", "psutil", "pynvml", "resource", "torch.cuda", "fcntl"}
+_RANDOM: Final = {"random", "secrets", "numpy.random"}  # torch begins with the same seed in each process
+_COLLECTIVES: Final = {
+    "torch.distributed.distributed_c10d", "torch._C._distributed_c10d", "torch.distributed._functional_collectives",
+}  # fmt: skip
+_NOW: Final = {"now", "utcnow", "today"}
+_STATUSES: Final = ("returncode", "exitcode")
+_LAYOUT: Final = {"shape", "size", "dim", "ndim", "dtype", "device", "numel", "len", "isinstance", "type", "hasattr"}
+_INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+class _Scope(NamedTuple):
+    """Code whose names are looked up. ``tree``: its function, or the module; ``read``: see ``read_operand``."""
+
+    tree: ast.AST
+    code: CodeType | None
+    read: Callable[[ast.expr], tuple[ast.expr, Any]]
+    depth: int = 0
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the function's parameters."""
+        code = self.code
+        count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
+        return () if code is None else code.co_varnames[:count]
+
+
+def find_sources(traces: Sequence[TracebackType]) -> str:
+    """Return from where the values of failing code come, as words of ``base.exceptions``; empty: nothing is known.
+
+    Raises: anything that a source file or a value may cause.
+    """
+    search = _Search()
+    search.add_handlers(traces)
+    search.add_libraries(traces)
+    is_script = False
+    for trace in islice(reversed(traces), _MOST_FRAMES):
+        was_script = is_script
+        is_script = not LIBRARY.search(trace.tb_frame.f_code.co_filename)
+        if was_script and not is_script:
+            break  # a library calls the script, such as a dataset
+        scope = _build_scope(trace.tb_frame)
+        if scope is None:
+            continue
+        if not search.explore(scope, _list_decisive(scope, trace)):
+            break
+    return " ".join(sorted(search.found))
+
+
+class _Search:
+    """``found``: the sources so far."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self._seen: set[tuple[int, bool]] = set()
+
+    def add_handlers(self, traces: Sequence[TracebackType]) -> None:
+        """Add that a signal has called the code that raised."""
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        codes = [handler.__code__ for handler in handlers if type(handler) is FunctionType]
+        if any(trace.tb_frame.f_code is code for trace in traces for code in codes):
+            self.found.add(SIGNAL)
+
+    def add_libraries(self, traces: Sequence[TracebackType]) -> None:
+        """Add that a library which uses the network has raised."""
+        for trace in reversed(traces):
+            if not LIBRARY.search(trace.tb_frame.f_code.co_filename):
+                return
+            name = trace.tb_frame.f_globals.get("__name__")
+            if type(name) is str and _uses_network(name):
+                self.found.add(NETWORK)
+
+    def explore(self, scope: _Scope, nodes: Sequence[ast.AST]) -> bool:
+        """Add the sources of nodes. Returns whether these depend on the scope's arguments."""
+        waiting = deque((scope, node, False) for node in nodes)
+        depends = False
+        while waiting and len(self._seen) < _MOST_NODES:
+            scope, node, is_layout = waiting.popleft()
+            if (id(node), is_layout) in self._seen:
+                continue
+            self._seen.add((id(node), is_layout))
+            is_layout = is_layout or _is_layout(node)
+            waiting.extend((scope, child, is_layout) for child in ast.iter_child_nodes(node))
+            if isinstance(node, ast.Call):
+                waiting.extend((*item, is_layout) for item in self._call(scope, node, is_layout=is_layout))
+            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+                self._add_owner(scope, node)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                bindings = list(_list_bindings(scope, node.id))
+                waiting.extend((scope, value, is_layout) for value in bindings)
+                depends = depends or (scope.depth == 0 and node.id in scope.parameters)
+        return depends
+
+    def _call(self, scope: _Scope, call: ast.Call, *, is_layout: bool) -> list[tuple[_Scope, ast.AST]]:
+        """Add the source of a call. Returns what the function returns, if it is one of the script."""
+        if any(keyword.arg == "timeout" for keyword in call.keywords):
+            self.found.add(CLOCK)
+        function = _read_function(scope, call.func)
+        if function is MISSING or function is None:
+            return []
+        source = _find_source(function, scope)
+        if source and not (is_layout and source in (RANDOM, CLOCK)):
+            self.found.add(source)
+        inner = _build_function_scope(function, scope.depth + 1) if scope.depth < _DEEPEST else None
+        if inner is None:
+            return []
+        results = (node.value for node in ast.walk(inner.tree) if isinstance(node, (ast.Return, ast.Yield)))
+        return [(inner, value) for value in results if value is not None]
+
+    def _add_owner(self, scope: _Scope, node: "ast.Name | ast.Attribute") -> None:
+        if isinstance(node, ast.Attribute) and node.attr in _STATUSES:
+            self.found.add(PROCESS)
+        part, value = scope.read(node)
+        if part is node and value is not MISSING and not is_instance(value, type, ModuleType, FunctionType):
+            module = find_module_name(type(value))
+            if _is_below(module, _PROCESSES):
+                self.found.add(PROCESS)
+            elif _uses_network(module):
+                self.found.add(NETWORK)
+
+
+def _is_layout(node: ast.AST) -> bool:
+    """Return whether code reads only what does not depend on a tensor's numbers."""
+    function = node.func if isinstance(node, ast.Call) else node
+    name = getattr(function, "attr", None) or getattr(function, "id", None)
+    return name in _LAYOUT and isinstance(node, (ast.Call, ast.Attribute))
+
+
+def _read_function(scope: _Scope, node: ast.expr) -> Any:
+    """Return the function that code calls; MISSING: unknown."""
+    part, value = scope.read(node)
+    if part is node or not isinstance(node, ast.Attribute) or part is not node.value or value is MISSING:
+        return value if part is node else MISSING
+    member = find_member(value if is_instance(value, type) else type(value), node.attr)
+    kind = find_module_name(type(value))
+    is_reached = _uses_network(kind) or _is_below(kind, _PROCESSES)
+    member = getattr(member, "__func__", member)
+    return type(value) if is_reached else MISSING if member is None else member
+
+
+def _find_source(function: Any, scope: _Scope) -> str:
+    """Return what a function reads; empty: nothing from outside."""
+    owner = getattr(function, "__self__", None) if type(function) in (BuiltinFunctionType, MethodType) else None
+    module = find_module_name(function) if is_instance(function, type) else getattr(function, "__module__", None)
+    if type(module) is not str:
+        kind: Any = owner if is_instance(owner, type) else getattr(function, "__objclass__", type(owner))
+        module = find_module_name(kind)
+    name = getattr(function, "__name__", "")
+    return _name_source(module, name if type(name) is str else "", scope)
+
+
+def _name_source(module: str, name: str, scope: _Scope) -> str:
+    if module in _OS:
+        return _OF_OS.get(name, "")
+    if module.partition(".")[0] == "pathlib":
+        return MACHINE if name in _OF_PATHS else ""
+    if module in _COLLECTIVES:
+        return "" if name.startswith(("get_", "is_", "new_", "init_")) else OTHER_RANKS
+    if module == "time" or (module == "datetime" and name in _NOW):
+        return CLOCK
+    if _is_below(module, _RANDOM):
+        return "" if _is_seeded(scope) else RANDOM
+    if _is_below(module, _MACHINES):
+        return MACHINE
+    if _is_below(module, _PROCESSES):
+        return PROCESS
+    return NETWORK if _uses_network(module) else ""
+
+
+def _is_below(module: str, modules: "set[str]") -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[: number + 1]) in modules for number in range(len(parts)))
+
+
+def _uses_network(name: str) -> bool:
+    """Return whether a module is one of a client of the network, or one beside which its package has such a client."""
+    package = name.partition(".")[0]
+    if _is_below(name, _NETWORKS):
+        return True
+    if package in ("torch", "builtins", "__main__") or package in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(name)
+    if module is None or not LIBRARY.search(getattr(module, "__file__", None) or ""):
+        return False
+    names = set(_list_used(module))
+    beside = [sys.modules.get(used) for used in names if used.partition(".")[0] == package and used != package]
+    names.update(used for other in beside if type(other) is ModuleType for used in _list_used(other))
+    return any(_is_below(used, _NETWORKS) for used in names)
+
+
+def _list_used(module: ModuleType) -> Iterator[str]:
+    """Yield the names of the modules that a module has imported, or from which it has imported a function."""
+    for value in list(vars(module).values()):
+        if type(value) is ModuleType:
+            yield value.__name__
+        elif type(value) is FunctionType and value.__module__ != module.__name__:
+            yield str(value.__module__)
+
+
+def _build_scope(frame: FrameType) -> _Scope | None:
+    tree = parse_file(frame.f_code.co_filename)
+    scope = None if tree is None else find_scope(tree, frame.f_code)
+    return None if scope is None else _Scope(scope, frame.f_code, lambda node: read_operand(frame, node))
+
+
+def _build_function_scope(function: Any, depth: int) -> _Scope | None:
+    """Return the scope of a function of the script; None: it is no such function."""
+    if type(function) is not FunctionType or LIBRARY.search(function.__code__.co_filename):
+        return None
+    tree = parse_file(function.__code__.co_filename)
+    scope = None if tree is None else find_scope(tree, function.__code__)
+    table = {**vars(builtins), **function.__globals__}
+    return None if scope is None else _Scope(scope, function.__code__, lambda node: _read_global(table, node), depth)
+
+
+def _read_global(table: "dict[str, Any]", node: ast.expr) -> tuple[ast.expr, Any]:
+    """Read a name of a module, or a function of a module that it has imported."""
+    if isinstance(node, ast.Name):
+        return node, table.get(node.id, MISSING)
+    if isinstance(node, ast.Attribute):
+        part, owner = _read_global(table, node.value)
+        if part is node.value and type(owner) is ModuleType:
+            return node, vars(owner).get(node.attr, MISSING)
+        return part, owner
+    return node, MISSING
+
+
+def _is_seeded(scope: _Scope) -> bool:
+    """Return whether the script calls a function that sets a seed."""
+    tree = None if scope.code is None else parse_file(scope.code.co_filename)
+    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in ast.walk(tree or ast.Module([], [])))
+    return any("seed" in name for name in names if type(name) is str)
+
+
+def _list_decisive(scope: _Scope, trace: TracebackType) -> list[ast.AST]:
+    """Return the conditions of a raise, or the expression that failed."""
+    position = find_position(trace.tb_frame.f_code, trace.tb_lasti)
+    path = find_path(scope.tree, trace.tb_lineno, position[2] if position else None)
+    statement, expression = find_expression(path, position)
+    if statement is None:
+        return []
+    if not _is_check(statement, expression):
+        return _list_operands(expression) if isinstance(expression, ast.Call) else [expression or statement]
+    blocks = path[1 : path.index(statement) + 1]
+    tests: list[ast.AST] = [node.test for node in blocks if isinstance(node, (ast.If, ast.While, ast.Assert))]
+    if tests or not isinstance(scope.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return tests
+    return [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and node.lineno < trace.tb_lineno]
+
+
+def _list_operands(call: ast.Call) -> list[ast.AST]:
+    """Return what the function of a call works on."""
+    owner = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    return [*owner, *call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_check(statement: ast.stmt, expression: ast.AST | None) -> bool:
+    """Return whether a statement does nothing but raise or exit."""
+    call = expression if isinstance(expression, ast.Call) else None
+    is_exit = isinstance(statement, ast.Expr) and call is not None and "exit" in ast.unparse(call.func)
+    return is_exit or isinstance(statement, (ast.Raise, ast.Assert))
+
+
+def _list_bindings(scope: _Scope, name: str) -> Iterator[ast.AST]:
+    """Yield what a name gets in a scope: values, iterators and arguments of its methods."""
+    for node in _walk(scope.tree):
+        if isinstance(node, ast.Assign):
+            yield from [node.value] if any(_names(target, name) for target in node.targets) else []
+        elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+            yield from [node.value] if node.value is not None and _names(node.target, name) else []
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            yield from [node.iter] if _names(node.target, name) else []
+        elif isinstance(node, ast.withitem):
+            is_named = node.optional_vars is not None and _names(node.optional_vars, name)
+            yield from [node.context_expr] if is_named else []
+        elif isinstance(node, ast.Call):
+            is_method = isinstance(node.func, ast.Attribute) and _is_name(node.func.value, name)
+            is_filled = any(_is_name(argument, name) for argument in node.args)
+            yield from node.args if is_method else []
+            yield from [node] if is_filled and _is_of_peers(scope, node) else []
+
+
+def _is_of_peers(scope: _Scope, call: ast.Call) -> bool:
+    """Return whether a call may fill its arguments with what other ranks have sent."""
+    function = _read_function(scope, call.func)
+    return function is not MISSING and _find_source(function, scope) == OTHER_RANKS
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function or module, without those of functions in it."""
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, _INNER):
+            yield child
+            yield from _walk(child)
+
+
+def _names(target: ast.AST, name: str) -> bool:
+    return any(_is_name(node, name) for node in ast.walk(target))
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
