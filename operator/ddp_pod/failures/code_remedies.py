@@ -4,7 +4,7 @@ import re
 from itertools import islice
 from typing import Final
 
-from ..base.exceptions import LIBRARY, ExceptionFacts, FailingCode
+from ..base.exceptions import LIBRARY, NETWORK, OTHER_RANKS, PROCESS, ExceptionFacts, FailingCode
 from .kinds import CODE, UNFIT_TENSORS, VALUES, FailureKind
 from .rules import WorkerEnd
 
@@ -33,6 +33,7 @@ _ADVICE: Final = re.compile(
     re.I,
 )
 
+_ORIGINS: Final = {NETWORK: "a service", PROCESS: "another process", OTHER_RANKS: "other ranks"}
 # Advice to read something.
 _READ: Final = re.compile(r"(?i)(please )?(see|refer|visit|check out)\b")
 _MOST_SENTENCES: Final = 2
@@ -50,12 +51,17 @@ _REQUIREMENT: Final = re.compile(
 
 def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     """Return the remedy by what the innermost code that failed shows, or the message requires; empty: nothing."""
+    text = _advise_on_facts(end, kind)
+    return f"{text}{_name_sources(_find_innermost(end).failing)}" if text else ""
+
+
+def _advise_on_facts(end: WorkerEnd, kind: FailureKind) -> str:
     facts = _find_innermost(end)
     failing = facts.failing
     is_own = any(facts.by_script for facts in end.chain[:1])  # the user knows it, and it may quote anything
     message = "" if is_own else end.message
     values = f" ({failing.values})" if failing.values else ""
-    code = f"`{failing.code}`" if failing.code else "the script"
+    code = name_code(end) or "the script"
     if failing.advice or failing.names:
         return f"{failing.advice}: {code}{values}" if failing.advice else _advise_on_names(failing)
     if failing.variant:
@@ -83,9 +89,17 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     return f"fix this line of the script, or what it gets: {code}{values}" if values else ""
 
 
+def _name_sources(failing: FailingCode) -> str:
+    """Return from where the values may come; empty: unknown."""
+    known = [text for source, text in _ORIGINS.items() if source in failing.sources.split()]
+    return f" (a value may come from {' or '.join(known)})" if known else ""
+
+
 def name_code(end: WorkerEnd) -> str:
     """Return the code of the script that failed; empty: unknown."""
-    code = _find_innermost(end).failing.code
+    facts = _find_innermost(end)
+    is_own = facts.is_check and facts.by_script and 0 < facts.line.count("(") == facts.line.count(")")
+    code = facts.failing.code or (facts.line if is_own else "")
     return f"`{code}`" if code else ""
 
 
@@ -97,7 +111,7 @@ def complete_remedy(remedy: str, end: WorkerEnd) -> str:
 
 
 def _find_innermost(end: WorkerEnd) -> ExceptionFacts:
-    chain = [facts for facts in end.chain if not facts.handled and facts.failing.is_known]
+    chain = [facts for facts in end.chain if not facts.handled and (facts.failing.is_known or facts.by_script)]
     return chain[-1] if chain else ExceptionFacts()
 
 

@@ -29,6 +29,7 @@ from .calls import (
     find_scope,
     shorten_code,
 )
+from .class_advice import advise_on_class
 from .near_names import list_near
 from .script_objects import (
     find_member,
@@ -120,6 +121,7 @@ def find_advice(
             ]
         if isinstance(error, TypeError):
             texts += _advise_on_calls(str(error), own, tree, is_innermost=frame is last)
+    texts.append(advise_on_class(error, traces, own))
     return next(filter(None, texts), "")
 
 
@@ -295,8 +297,11 @@ def _advise_on_abstract(error: BaseException, frame: FrameType, expression: ast.
         return ""
     part, kind = read_operand(frame, expression.func)
     abstract = list_own_members(kind).get("__abstractmethods__") if is_instance(kind, type) else None
-    is_known = part is expression.func and type(abstract) is frozenset and abstract
-    return _describe_missing(sorted(abstract), kind) if is_known else ""  # type: ignore[arg-type]
+    if part is not expression.func or type(abstract) is not frozenset or not abstract:
+        return ""
+    if not abstract.isdisjoint(list_own_members(kind)):
+        return f"{list_names(kind)[0]} is abstract: build a subclass that defines {', '.join(sorted(abstract)[:_MOST])}"
+    return _describe_missing(sorted(abstract), kind)
 
 
 def _advise_on_fields(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
@@ -406,7 +411,8 @@ def _advise_on_closed(
     frame, statement, expression = own
     function = expression.func if isinstance(expression, ast.Call) else None
     is_refusal = isinstance(statement, (ast.Raise, ast.Assert))
-    if not isinstance(error, (RuntimeError, ValueError)) or is_refusal or not isinstance(function, ast.Attribute):
+    # A with statement closes its file after any other error.
+    if type(error) not in (RuntimeError, ValueError) or is_refusal or not isinstance(function, ast.Attribute):
         return ""
     node = function.value
     part, value = read_operand(frame, node)

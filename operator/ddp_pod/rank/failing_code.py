@@ -67,7 +67,8 @@ def find_failing_code(error: BaseException) -> FailingCode:
         return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
     own_trace = _find_own(traces)
     sources = _find_sources(traces)
-    if not traces or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
+    is_silent = isinstance(error, SystemExit) and (type(error.code) is not str or own_trace is not traces[-1])
+    if not traces or is_silent or isinstance(error, SyntaxError):  # which names the line itself
         return FailingCode(sources=sources)
     own = _find_part(error, own_trace) if own_trace is not None else None  # a helper may have no line of the script
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
@@ -84,7 +85,10 @@ def find_failing_code(error: BaseException) -> FailingCode:
         required = absent
     elif last is not None and required is not None:
         values.add(last.frame, list_operands(required), ways)
-        required = required if values.are_known or isinstance(error, (AttributeError, TypeError)) else None
+        is_clear = (
+            values.are_known or isinstance(error, (AttributeError, TypeError)) or (own is last and last.is_refusal)
+        )
+        required = required if is_clear else None
     elif last is not None and last is not own and not last.is_refusal:
         values.add(last.frame, list_operands(last.expression), ways, tensors_only=True)
     if own is not None and code:
@@ -217,8 +221,10 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     if isinstance(statement, ast.Assert) and isinstance(error, AssertionError):
         check = statement.test if _is_library(trace) else _negate(statement.test)
         return _Part(frame, statement, statement.test, check, is_refusal=True)
-    if isinstance(statement, ast.Raise) and expression is None:
-        required = None if _passes_on(statement, error, frame) else _find_requirement(path, frame.f_code)
+    is_exit = isinstance(error, SystemExit) and isinstance(statement, ast.Expr)
+    if is_exit or (isinstance(statement, ast.Raise) and expression is None):
+        is_passed = isinstance(statement, ast.Raise) and _passes_on(statement, error, frame)
+        required = None if is_passed else _find_requirement(path, frame.f_code)
         return _Part(frame, statement, statement, required, is_refusal=True, is_helper=_always_raises(path[-2]))
     if trace.tb_next is not None and isinstance(statement, ast.Expr) and _is_library(trace):  # it calls a helper
         return _Part(frame, statement, statement, _find_requirement(path, frame.f_code), is_refusal=True)
@@ -284,8 +290,26 @@ def _negate(node: ast.expr) -> ast.expr:
 
 
 def _find_missing_value(error: BaseException, part: _Part) -> ast.expr | None:
-    """Return that a value must not be None, or how long one must be, if an error is about that."""
+    """Return that a value must not be None or 0, or how long one must be, if an error is about that."""
+    if isinstance(error, ZeroDivisionError):
+        return _find_divisor(part)
     return _find_missing_item(part) if type(error) is IndexError else _find_value_that_is_none(error, part)
+
+
+def _find_divisor(part: _Part) -> ast.expr | None:
+    """Return that the divisor must not be 0, if it is, or is the length of something empty."""
+    divisor = getattr(part.expression, "right", None)
+    if not isinstance(divisor, ast.expr) or isinstance(divisor, ast.Constant):
+        return None
+    measured = divisor.args[0] if _is_length(divisor) else divisor  # type: ignore[attr-defined]
+    known, value = read_operand(part.frame, measured)
+    kinds = (int, float, complex) if measured is divisor else (list, tuple, dict, set, str)
+    is_zero = known is measured and type(value) in kinds and not value
+    return ast.Compare(divisor, [ast.NotEq()], [ast.Constant(0)]) if is_zero else None
+
+
+def _is_length(node: Any) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and bool(node.args)
 
 
 def _find_missing_item(part: _Part) -> ast.expr | None:

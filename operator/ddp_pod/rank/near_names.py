@@ -81,7 +81,8 @@ def _find_keys(error: KeyError, frame: FrameType, code: ast.AST) -> str:
         if not isinstance(node, ast.Subscript):
             continue
         part, table = read_operand(frame, node.value)
-        if part is node.value and is_instance(table, dict) and not dict.__contains__(table, key):
+        is_table = part is node.value and is_instance(table, dict) and dict.__len__(table) > 0
+        if is_table and not dict.__contains__(table, key):
             text = f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), table)}"
             kinds = {list_names(type(known))[0] for known in islice(dict.keys(table), _MOST_COMPARED)}
             own = list_names(type(key))[0]

@@ -264,7 +264,7 @@ def compute_with_text() -> None:
         (read_unassigned, "assign `loss` on every path to this line"),
         (call_wrongly, "train() takes epochs: correct the name"),
         (split_wrongly, "`random_split(data, [7, 2])` requires: sum(lengths) == len(dataset) (lengths: [7, 2], "),
-        (divide, "fix this line of the script, or what it gets: `1 / total` (total: 0)"),
+        (divide, "meet what `1 / total` requires: total != 0 (total: 0)"),
         (assert_divisible, "fix this line of the script, or what it refuses: batch % world != 0 (batch: 7, world: 2)"),
         (refuse, "fix this line of the script, or what it refuses: label >= classes (label: 7, classes: 4)"),
         (add, ": `first + second` (first: float32[4, 10], second: float32[3, 10])"),

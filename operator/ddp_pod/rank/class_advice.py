@@ -1,0 +1,191 @@
+"""What to do about exceptions of Python's library and of torch, by what their class documents and their frames hold."""
+
+import ast
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from inspect import CO_GENERATOR
+from types import FrameType, FunctionType, TracebackType
+from typing import Any, Final
+
+from ..base.exceptions import LIBRARY
+from .calls import shorten_code
+from .script_objects import (
+    find_function,
+    find_member,
+    find_module_name,
+    is_instance,
+    is_module,
+    list_names,
+    read_attributes,
+)
+from .values import MISSING, read_operand
+
+_MOST_TEXT: Final = 60  # characters of a value
+_BASE64: Final = 4  # characters that belong together (RFC 4648)
+_CONTEXT: Final = "context manager protocol"
+_STREAMS: Final = ("TextIOWrapper", "BufferedReader", "BufferedWriter", "FileIO")
+
+Own = tuple[FrameType, ast.stmt, ast.AST]
+"""The frame, the statement and the expression of the script's innermost line."""
+
+
+def advise_on_class(error: BaseException, traces: Sequence[TracebackType], own: Own | None) -> str:
+    """Return what to do; empty: the class of the exception, or its frames, do not show it."""
+    last = traces[-1].tb_frame
+    kind = type(error)
+    by_class = _BY_CLASS.get((find_module_name(kind), list_names(kind)[0]))
+    text = by_class(error, last) if by_class is not None else ""
+    if text or own is None:
+        return text
+    by_call = _BY_CALL.get((find_module_name(kind), list_names(kind)[0]))
+    return by_call(error, own) if by_call is not None else ""
+
+
+def _advise_on_pattern(error: Any, _: FrameType) -> str:
+    """Return the place of a mistake in a regular expression."""
+    position = error.pos
+    if type(error.pattern) is not str or type(position) is not int:
+        return ""
+    part = error.pattern[position : position + _MOST_TEXT]
+    shown = f", `{part}`" if part else ""
+    return f"correct the regular expression at position {position}{shown}; re.escape() is for text that is no pattern"
+
+
+def _advise_on_distribution(error: Any, _: FrameType) -> str:
+    name = error.args[0] if error.args else None
+    known = type(name) is str and len(name) <= _MOST_TEXT
+    return f"install the distribution {name} (a package's may have another name), or correct the name" if known else ""
+
+
+def _advise_on_same_file(*_: Any) -> str:
+    return "copy to another path, or not at all where source and target are the same"
+
+
+def _advise_on_checkpoint(_: BaseException, last: FrameType) -> str:
+    """Return which function has computed otherwise when torch.utils.checkpoint called it again."""
+    recompute = read_attributes(last.f_locals.get("self")).get("recompute_fn")
+    function = _find_cell(recompute, "fn")
+    if is_module(function):
+        function = find_function(type(function), "forward")
+    function = getattr(function, "__func__", function)
+    name = "the function that it calls"
+    if type(function) is FunctionType and not LIBRARY.search(function.__code__.co_filename):
+        name = f"{function.__qualname__.rpartition('<locals>.')[2]} (line {function.__code__.co_firstlineno})"
+    return (
+        f"checkpoint() calls {name} again in backward(), where it must save the same tensors: let it depend on nothing "
+        "that has changed since (a counter, a cache, train() or eval()); checkpoint(…, debug=True) shows both passes"
+    )
+
+
+def _find_cell(function: Any, name: str) -> Any:
+    """Return the value of a variable that a function has from around it; None: unknown."""
+    if type(function) is not FunctionType or name not in function.__code__.co_freevars:
+        return None
+    cells = function.__closure__ or ()
+    return cells[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _advise_on_value(error: BaseException, last: FrameType) -> str:
+    module = last.f_globals.get("__name__")
+    if module == "torch.amp.grad_scaler" and last.f_locals.get("allow_fp16") is False:
+        return "keep the parameters in float32, and let torch.autocast compute in float16, as GradScaler expects"
+    if module == "torch.distributions.distribution":
+        return _advise_on_constraint(last)
+    format_text = last.f_locals.get("format") if module == "_strptime" else None
+    is_refused = type(format_text) is str and "does not match format" in str(error)
+    return f"change the format, {format_text!r}, to that of the text, or the text" if is_refused else ""
+
+
+def _advise_on_constraint(last: FrameType) -> str:
+    """Return how to make a parameter of a distribution fit it."""
+    name, constraint = last.f_locals.get("param"), last.f_locals.get("constraint")
+    if type(name) is not str or constraint is None:
+        return ""
+    kind = list_names(type(constraint))[0].lstrip("_")
+    is_positive = (kind, read_attributes(constraint).get("lower_bound")) == ("GreaterThan", 0)
+    how = "exp() and softplus() make it positive" if is_positive else "see torch.distributions.transform_to()"
+    return f"let {name} satisfy the constraint: {how}"
+
+
+_BY_CLASS: Final[dict[tuple[str, str], Callable[[Any, FrameType], str]]] = {
+    ("re", "error"): _advise_on_pattern,
+    ("re", "PatternError"): _advise_on_pattern,
+    ("importlib.metadata", "PackageNotFoundError"): _advise_on_distribution,
+    ("shutil", "SameFileError"): _advise_on_same_file,
+    ("torch.utils.checkpoint", "CheckpointError"): _advise_on_checkpoint,
+    ("builtins", "ValueError"): _advise_on_value,
+}
+
+
+def _advise_on_bytes(error: BaseException, own: Own) -> str:
+    """Return how many bytes struct.unpack needs."""
+    frame, _, expression = own
+    if not isinstance(expression, ast.Call) or "requires a buffer of" not in str(error):
+        return ""
+    function = read_operand(frame, expression.func)[1]
+    text: Any = read_operand(frame, expression.args[0])[1] if expression.args else MISSING
+    if function is not struct.unpack or type(text) not in (str, bytes):
+        return ""
+    return f"pass exactly {struct.calcsize(text)} bytes, as {text!r} takes"
+
+
+def _advise_on_base64(error: BaseException, own: Own) -> str:
+    """Return by how many characters a text of base64 differs from a whole one."""
+    frame, _, expression = own
+    for node in expression.args[:1] if isinstance(expression, ast.Call) else ():
+        part, value = read_operand(frame, node)
+        is_text = part is node and type(value) in (str, bytes) and "padding" in str(error)
+        if is_text and len(value) % _BASE64:
+            return f"the {len(value)} characters are no multiple of {_BASE64}: they are cut, or lack = at the end"
+    return ""
+
+
+def _advise_on_csv(error: BaseException, _: Own) -> str:
+    csv = sys.modules.get("_csv")
+    is_limit = csv is not None and f"({csv.field_size_limit()})" in str(error)
+    text = "increase csv.field_size_limit(), unless a quote that nothing closes makes the field that long"
+    return text if is_limit else ""
+
+
+def _advise_on_stream(_: BaseException, own: Own) -> str:
+    """Return in which mode a file is open that cannot be read, or not be written."""
+    frame, __, expression = own
+    function = expression.func if isinstance(expression, ast.Call) else None
+    if not isinstance(function, ast.Attribute):
+        return ""
+    node = function.value
+    part, stream = read_operand(frame, node)
+    if part is not node or list_names(type(stream))[0] not in _STREAMS or find_module_name(type(stream)) != "_io":
+        return ""
+    return f"{shorten_code(node)} is open in mode {stream.mode!r}: open it in one that allows this"
+
+
+def _advise_on_context(error: BaseException, own: Own) -> str:
+    """Return what an object lacks for a with statement."""
+    frame, statement, expression = own
+    is_context = _CONTEXT in str(error) or str(error) in ("__enter__", "__exit__", "__aenter__", "__aexit__")
+    if not isinstance(statement, (ast.With, ast.AsyncWith)) or not is_context or not isinstance(expression, ast.Call):
+        return ""
+    kind = read_operand(frame, expression.func)[1]
+    code = shorten_code(expression.func)
+    if type(kind) is FunctionType and kind.__code__.co_flags & CO_GENERATOR:
+        return f"decorate {code} with @contextlib.contextmanager"
+    if not is_instance(kind, type) or find_member(kind, "__enter__") is not None:
+        return ""
+    if "async" in str(error) or isinstance(statement, ast.AsyncWith):
+        return ""
+    file = getattr(sys.modules.get(find_module_name(kind)), "__file__", None)
+    is_own = type(file) is str and not LIBRARY.search(file)
+    lacking = f"define __enter__() and __exit__() in {code}, or " if is_own else ""
+    return f"{lacking}use {code} without with: it is no context manager"
+
+
+_BY_CALL: Final[dict[tuple[str, str], Callable[[BaseException, Own], str]]] = {
+    ("struct", "error"): _advise_on_bytes,
+    ("binascii", "Error"): _advise_on_base64,
+    ("_csv", "Error"): _advise_on_csv,
+    ("io", "UnsupportedOperation"): _advise_on_stream,
+    ("builtins", "TypeError"): _advise_on_context,
+    ("builtins", "AttributeError"): _advise_on_context,
+}
