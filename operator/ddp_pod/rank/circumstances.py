@@ -30,6 +30,7 @@ from ..base.exceptions import (
     STORE_KEY,
     ExceptionFacts,
 )
+from .anomaly import describe_forward
 from .ended_children import find_ended_program
 from .read_files import list_read_files
 from .script_objects import is_instance, is_tensor, list_names, list_optimized, read_property
@@ -49,7 +50,7 @@ _IMPORTER: Final = re.compile(r"[/\\]importlib[/\\]|^<frozen importlib")
 
 
 class Circumstance(NamedTuple):
-    """What was observed. ``content``: its kind, for the table of failures; ``note``: for the end of the message."""
+    """What was observed. ``content``: its kind in the table of failures, or empty; ``note``: for the message's end."""
 
     content: str
     note: str
@@ -68,6 +69,9 @@ def find_circumstance(error: BaseException, facts: ExceptionFacts) -> Circumstan
         return _find_hidden_package(error, facts.message) or _find_pickled_name(error, facts)
     if _OPTIMIZING.search(facts.place):
         return _find_absent_gradients(error)
+    forward = describe_forward(sys.modules.get("torch"), error) if type(error) is RuntimeError else ""
+    if forward:
+        return Circumstance("", forward)
     if isinstance(error, (RuntimeError, MemoryError, OSError)):
         return _find_address_limit(error, facts.message) or _find_store_wait(facts)
     return None

@@ -253,3 +253,17 @@ def test_step_without_gradients_is_observed(zeroed: bool, content: str) -> None:
         return
     scaler.unscale_(optimizer)
     assert found(raised(scaler.unscale_, optimizer)) == content
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled", "ignore:Error detected in SqrtBackward0")
+def test_anomaly_mode_names_the_line_of_the_forward_pass() -> None:
+    def train() -> None:
+        total = torch.zeros(2, requires_grad=True).mul(0).sqrt()  # forward
+        (total * 0).sum().backward()
+
+    with torch.autograd.detect_anomaly():
+        error = raised(train)
+    circumstance = find(error)
+    assert circumstance is not None
+    assert "(computed in test_circumstances.py:" in circumstance.note
+    assert "sqrt()  # forward" in circumstance.note
