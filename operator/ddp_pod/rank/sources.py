@@ -21,7 +21,7 @@ from .script_objects import find_member, find_module_name, is_instance
 from .statements import find_expression, find_path, find_position, parse_file
 from .values import MISSING, read_operand
 
-_MOST_NODES: Final = 4000
+_MOST_NODES: Final = 2000
 _MOST_FRAMES: Final = 4
 _DEEPEST: Final = 3  # functions that the script calls
 _NETWORKS: Final = {
@@ -98,6 +98,9 @@ class _Search:
     def __init__(self) -> None:
         self.found: set[str] = set()
         self._seen: set[tuple[int, bool]] = set()
+        self._names: set[tuple[int, str, bool]] = set()
+        self._bindings: dict[int, dict[str, list[ast.AST]]] = {}  # of each scope
+        self._trees: list[ast.AST] = []  # kept, so that no other one gets the id of one
 
     def add_handlers(self, traces: Sequence[TracebackType]) -> None:
         """Add that a signal has called the code that raised."""
@@ -131,10 +134,19 @@ class _Search:
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
                 self._add_owner(scope, node)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                bindings = list(_list_bindings(scope, node.id))
-                waiting.extend((scope, value, is_layout) for value in bindings)
                 depends = depends or (scope.depth == 0 and node.id in scope.parameters)
+                key = (id(scope.tree), node.id, is_layout)
+                if key not in self._names:
+                    self._names.add(key)
+                    waiting.extend((scope, value, is_layout) for value in self._find_bindings(scope, node.id))
         return depends
+
+    def _find_bindings(self, scope: _Scope, name: str) -> list[ast.AST]:
+        key = id(scope.tree)
+        if key not in self._bindings:
+            self._trees.append(scope.tree)
+            self._bindings[key] = _index_bindings(scope)
+        return self._bindings[key].get(name, [])
 
     def _call(self, scope: _Scope, call: ast.Call, *, is_layout: bool) -> list[tuple[_Scope, ast.AST]]:
         """Add the source of a call. Returns what the function returns, if it is one of the script."""
@@ -306,23 +318,30 @@ def _is_check(statement: ast.stmt, expression: ast.AST | None) -> bool:
     return is_exit or isinstance(statement, (ast.Raise, ast.Assert))
 
 
-def _list_bindings(scope: _Scope, name: str) -> Iterator[ast.AST]:
-    """Yield what a name gets in a scope: values, iterators and arguments of its methods."""
+def _index_bindings(scope: _Scope) -> dict[str, list[ast.AST]]:
+    """Return what each name gets in a scope: values, iterators and arguments of its methods."""
+    bindings: dict[str, list[ast.AST]] = {}
     for node in _walk(scope.tree):
-        if isinstance(node, ast.Assign):
-            yield from [node.value] if any(_names(target, name) for target in node.targets) else []
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
-            yield from [node.value] if node.value is not None and _names(node.target, name) else []
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-            yield from [node.iter] if _names(node.target, name) else []
-        elif isinstance(node, ast.withitem):
-            is_named = node.optional_vars is not None and _names(node.optional_vars, name)
-            yield from [node.context_expr] if is_named else []
-        elif isinstance(node, ast.Call):
-            is_method = isinstance(node.func, ast.Attribute) and _is_name(node.func.value, name)
-            is_filled = any(_is_name(argument, name) for argument in node.args)
-            yield from node.args if is_method else []
-            yield from [node] if is_filled and _is_of_peers(scope, node) else []
+        for name, value in _list_bindings(scope, node):
+            bindings.setdefault(name, []).append(value)
+    return bindings
+
+
+def _list_bindings(scope: _Scope, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yield each name that code binds or fills, and what it gets."""
+    if isinstance(node, ast.Assign):
+        yield from ((name, node.value) for target in node.targets for name in _list_names(target))
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
+        yield from ((name, node.value) for name in _list_names(node.target))
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from ((name, node.iter) for name in _list_names(node.target))
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from ((name, node.context_expr) for name in _list_names(node.optional_vars))
+    elif isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            yield from ((node.func.value.id, argument) for argument in node.args)
+        filled = [argument.id for argument in node.args if isinstance(argument, ast.Name)]
+        yield from ((name, node) for name in (filled if filled and _is_of_peers(scope, node) else ()))
 
 
 def _is_of_peers(scope: _Scope, call: ast.Call) -> bool:
@@ -339,9 +358,5 @@ def _walk(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _walk(child)
 
 
-def _names(target: ast.AST, name: str) -> bool:
-    return any(_is_name(node, name) for node in ast.walk(target))
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+def _list_names(target: ast.AST) -> list[str]:
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
