@@ -1423,6 +1423,5 @@ def load():
 OPEN: Final = {
     "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
     "a text in another encoding": "no variable has the file, so that its name is unknown",
-    "a table that does not exist": "another process may create it, as far as the number of SQLite's error shows",
 }
 """Failures whose answer is not right yet, each with the reason."""
