@@ -59,14 +59,7 @@ from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
 from ..rank.end_notes import OwnEnd, note_path, read_own_ends, read_shell_end
 from .collective_places import find_main_stack, find_place, find_timed_stack, is_wait
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
-from .crashes import (
-    SIGNALS,
-    BusError,
-    CrashReport,
-    explain_bus_error,
-    is_complete,
-    read_crash,
-)
+from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import (
     FATAL,
     FULL_VOLUME,
