@@ -98,9 +98,9 @@ class Training:
         left = round((self.total - done) * self.step_seconds)
         progress = {
             "step": done, "totalSteps": self.total, "percent": f"{100 * done / self.total:.1f}%", "loss": loss,
-            "samplesPerSecond": speed, "throughput": f"{int(speed):,} samples/s",
+            "throughput": f"{speed} samples/s",
             "stepsPerSecond": f"{1 / self.step_seconds:.3g}", "lastStepTime": at(self.last),
-            **({"eta": format_duration(left), "etaSeconds": left} if left else {}),
+            **({"eta": format_duration(left)} if left else {}),
         }  # fmt: skip
         columns = "time,restarts,step,loss,samples_per_second,learning_rate"
         return {"progress": progress, "history": {"columns": columns, "rows": self.rows}}

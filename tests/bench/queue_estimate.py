@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from ddp_operator.api.status import Progress, Status
+from ddp_operator.api.texts import format_duration
+from ddp_operator.decide.report import format_number
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas
 from ddp_operator.features.queue_estimate.estimate import view_queue
 from tests.bench.queue_world import SimulatedJob, WorldOptions, build_jobs, run_queue
@@ -57,7 +59,8 @@ def observe_progress(job: SimulatedJob, elapsed: float, admitted: datetime, spee
     return Progress(
         step=max(1, round(share * STEPS)),
         total_steps=STEPS,
-        eta_seconds=round((1 - share) / rate / speed),
+        eta=format_duration((1 - share) / rate / speed),
+        steps_per_second=format_number(STEPS * rate * speed),
         last_step_time=admitted + timedelta(seconds=stepping / speed),
     )
 

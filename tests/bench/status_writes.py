@@ -104,7 +104,7 @@ def full_history() -> dict[str, Any]:
             epoch=minute // 60,
             step=minute * 7000,
             loss=f"{2.3 / (1 + minute):.4f}",
-            samples_per_second=f"{9000 + minute % 700 / 10:.1f}",
+            throughput=f"{9000 + minute % 700 / 10:.1f} samples/s",
             steps_per_second=f"{1.16 + minute % 70 / 1e4:.3f}",
             learning_rate=f"{0.001 / (1 + minute):.3g}",
             val_accuracy=f"{0.9 + minute / 1e5:.4f}",

@@ -188,7 +188,7 @@ async def test_job_waits_behind_job_with_any_number_of_steps(
 
 def put_running_job(server: StandIn) -> None:
     """Store a job of the team that runs in the same ClusterQueue, and states 900 million steps that take decades."""
-    progress = {"step": 1, "totalSteps": 900_000_000, "etaSeconds": 999_999_999}
+    progress = {"step": 1, "totalSteps": 900_000_000, "stepsPerSecond": "0.9", "eta": "11574d"}
     running = complete(resource("odd", managedBy="example.com/other"), TEAM)
     server.put_unchecked(KIND, "odd", running | {"status": {"attempt": 1, "progress": progress}}, TEAM)
     job = complete(ODD_KINDS["Job"].good, TEAM)

@@ -120,7 +120,7 @@ def describe_progress(progress: Progress | None, *, percent: bool = True) -> lis
         texts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
     if percent and progress.percent is not None:
         texts.append(progress.percent)
-    if progress.eta_seconds:
+    if progress.eta and progress.step != progress.total_steps:
         texts.append(f"ETA {progress.eta}")
     if progress.loss is not None:
         texts.append(f"loss {progress.loss}")

@@ -138,6 +138,10 @@ class OperatorState(StatusFields, frozen=True, kw_only=True):
     entry are avoided until they are ready again, all others for the rest of the job."""
 
 
+SAMPLES: Final = "samples/s"
+"""Unit of progress.throughput if the number of samples is known."""
+
+
 class Progress(StatusFields, frozen=True, kw_only=True):
     """Progress that rank 0 last reported."""
 
@@ -147,24 +151,28 @@ class Progress(StatusFields, frozen=True, kw_only=True):
     total_steps: int | None = None
     percent: Annotated[str | None, Meta(description="Completed share of all steps, such as 42.0%.")] = None
     eta: Annotated[str | None, Meta(description="Estimated remaining time, such as 5m12s.")] = None
-    eta_seconds: int | None = None
     loss: str | None = None
-    samples_per_second: Annotated[str | None, Meta(description="Over all ranks.")] = None
     steps_per_second: str | None = None
     throughput: Annotated[
-        str | None, Meta(description="Rate with its unit: samples/s, or steps/s if the number of samples is unknown.")
+        str | None,
+        Meta(description="Samples/s over all ranks, or steps/s if the number of samples is unknown, with the unit."),
     ] = None
     learning_rate: str | None = None
     val_accuracy: str | None = None
     val_loss: str | None = None
     last_step_time: Time | None = None
 
+    @property
+    def samples_per_second(self) -> str | None:
+        """The throughput if it is that of samples; None: their number is unknown, or the steps have stopped."""
+        rate, _, unit = (self.throughput or "").partition(" ")
+        return rate if unit == SAMPLES else None
+
 
 class PreflightStatus(StatusFields, frozen=True, kw_only=True):
     """Results of the checks before training, from pod 0."""
 
     failed: Annotated[tuple[str, ...], Meta(description="Failed checks; the log of pod 0 has the reasons.")] = ()
-    all_reduce_milliseconds: Annotated[str | None, Meta(description="Of one number over all ranks.")] = None
     all_reduce_megabytes_per_second: Annotated[
         str | None, Meta(description="Bus bandwidth over all ranks, in 10^6 bytes per second.")
     ] = None

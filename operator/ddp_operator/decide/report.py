@@ -16,6 +16,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import (
+    SAMPLES,
     CheckpointStatus,
     LastFailure,
     Progress,
@@ -178,10 +179,8 @@ def build_progress(
         step=_whole(steps),
         total_steps=_whole(progress.total_steps),
         percent=_format_percent(progress.share, steps, progress.total_steps),
-        eta_seconds=eta,
         eta=None if eta is None else format_duration(eta),
         loss=loss,
-        samples_per_second=sample_rate,
         steps_per_second=step_rate,
         throughput=None if rates == STALLED else _format_throughput(sample_rate, step_rate),
         learning_rate=format_number(progress.learning_rate),
@@ -205,7 +204,7 @@ def _format_percent(share: float | None, steps: float | None, total: float | Non
 
 def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | None:
     if sample_rate:
-        return f"{sample_rate} samples/s"
+        return f"{sample_rate} {SAMPLES}"
     return f"{step_rate} steps/s" if step_rate else None
 
 
@@ -223,6 +222,13 @@ def read_rate(text: str | None) -> float | None:
     except ValueError:
         return None
     return rate if 0.0 < rate < math.inf else None
+
+
+def estimate_seconds_left(progress: Progress) -> int | None:
+    """Return the remaining seconds at the last step; None: the progress has no remaining time."""
+    if progress.eta is None:
+        return None
+    return _eta(progress.step, progress.total_steps, progress.steps_per_second)
 
 
 def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
@@ -329,7 +335,7 @@ def count_in_place(counts: RestartCounts, in_attempt: int) -> RestartCounts:
 
 def drop_eta(progress: Progress | None) -> Progress | None:
     """Return the progress of a job that makes no steps at present, which has no remaining time."""
-    return None if progress is None else replace(progress, eta=None, eta_seconds=None)
+    return None if progress is None else replace(progress, eta=None)
 
 
 def record_failed_step(status: Status, failure: LastFailure | None) -> Status:

@@ -27,13 +27,10 @@ def record(state: State, status: Status) -> Status:
 def build_preflight(result: PreflightResult, pods: Pods, known: str = "") -> PreflightStatus:
     """Return the results for the status. ``known``: the slowest pair of the status."""
 
-    def measure(value: float | None, scale: float) -> str | None:
-        return None if value is None else format_number(value * scale)
-
+    rate = result.all_reduce_rate
     return PreflightStatus(
         failed=tuple(check for check in PREFLIGHT_CHECKS if check in result.failed),
-        all_reduce_milliseconds=measure(result.all_reduce_seconds, 1e3),
-        all_reduce_megabytes_per_second=measure(result.all_reduce_rate, 1e-6),
+        all_reduce_megabytes_per_second=None if rate is None else format_number(rate * 1e-6),
         transport=result.transport or None,
         gpu_direct=result.gpu_direct,
         slowest=_describe_slowest_pair(result, pods, known),

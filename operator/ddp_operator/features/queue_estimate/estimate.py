@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import QueueStatus, Status
+from ddp_operator.decide.report import estimate_seconds_left
 from ddp_operator.features.queue_estimate.cluster_queue import (
     Choices,
     QueueContents,
@@ -202,8 +203,9 @@ class _Running(NamedTuple):
         elapsed = max(1.0, (now - (workload.admitted or now)).total_seconds())
         progress = status.progress if status is not None else None
         left = spread = 0.0
-        if progress is not None and progress.eta_seconds is not None and progress.step and progress.total_steps:
-            left = max(1.0, progress.eta_seconds - (now - (progress.last_step_time or now)).total_seconds())
+        at_last_step = estimate_seconds_left(progress) if progress is not None else None
+        if progress is not None and at_last_step is not None and progress.step and progress.total_steps:
+            left = max(1.0, at_last_step - (now - (progress.last_step_time or now)).total_seconds())
             made = max(1, progress.step - ((status and status.operator_state.start_step) or 0))
             by_mean_rate = elapsed * max(1, progress.total_steps - progress.step) / made
             spread = min(_MOST_SPREAD, max(_SPREAD, abs(log(by_mean_rate / left)) / 2))

@@ -39,7 +39,7 @@ RUNNING = {
     "phase": "Running",
     "attempt": 1,
     "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
-    "progress": {"epoch": 2, "epochs": 5, "step": 40, "percent": "40.0%", "eta": "1m00s", "etaSeconds": 60},
+    "progress": {"epoch": 2, "epochs": 5, "step": 40, "percent": "40.0%", "eta": "1m00s"},
 }
 DONE = {"phase": "Succeeded", "nodes": {"desired": 2, "succeeded": 2}, "restarts": {"all": 3}}
 

@@ -39,7 +39,7 @@ def train(gaps: list[float]) -> tuple[Status, list[float]]:
 
 def test_row_has_columns_of_report() -> None:
     progress = Progress(
-        step=7, epoch=1, loss="0.5", samples_per_second="100", steps_per_second="2", learning_rate="0.1",
+        step=7, epoch=1, loss="0.5", throughput="100 samples/s", steps_per_second="2", learning_rate="0.1",
         val_accuracy="0.9", val_loss="0.4",
     )  # fmt: skip
     status = Status(phase="Running", progress=progress, restarts=Restarts(all=2), checkpoint=CheckpointStatus(step=5))

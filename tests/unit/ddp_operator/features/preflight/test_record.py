@@ -24,9 +24,9 @@ def run(*pods: Any, text: str, status: Status = STARTED) -> Status:
 
 
 def test_measurements_are_kept_for_attempt() -> None:
-    text = page(phase="Running", step=3, preflight={"done": ["allreduce"], "allReduceSeconds": 0.4})
+    text = page(phase="Running", step=3, preflight={"done": ["allreduce"], "allReduceRate": 4e8})
     first = run(*RUNNING, text=text)
-    assert first.preflight == PreflightStatus(all_reduce_milliseconds="400")
+    assert first.preflight == PreflightStatus(all_reduce_megabytes_per_second="400")
     assert run(*RUNNING, status=first, text=page(phase="Running", step=4)).preflight == first.preflight
 
 

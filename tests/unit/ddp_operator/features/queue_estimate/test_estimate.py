@@ -10,6 +10,8 @@ import pytest
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
+from ddp_operator.api.texts import format_duration
+from ddp_operator.decide.report import format_number
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, Quotas, parse_workload
 from ddp_operator.features.queue_estimate.estimate import QueueView, view_queue
 from tests.bench.queue_estimate import measure_world
@@ -63,7 +65,9 @@ def cluster_queue(gpus: int = 8, *, strategy: str = "BestEffortFIFO", **spec: An
 
 def training(left: float, *, share: float = 0.5) -> Status:
     """Return the status of a job that has made this share of its steps."""
-    return Status(progress=Progress(step=round(1000 * share), total_steps=1000, eta_seconds=round(left)))
+    step = round(1000 * share)
+    rate = format_number((1000 - step) / left)
+    return Status(progress=Progress(step=step, total_steps=1000, steps_per_second=rate, eta=format_duration(left)))
 
 
 HISTORY = [workload(f"old{n}", 8, created=9000, ran=8000 - n, ended=7000) for n in range(6)]
@@ -90,7 +94,11 @@ class TestEstimate:
     @pytest.mark.parametrize("left", [1, 60, 999_999_999])
     @pytest.mark.parametrize("total", [900_000_000, 10**15])
     def test_any_number_of_steps_of_running_job_leaves_a_position(self, total: int, left: int) -> None:
-        status = Status(progress=Progress(step=1, total_steps=total, eta_seconds=left))
+        status = Status(
+            progress=Progress(
+                step=1, total_steps=total, steps_per_second=format_number(total / left), eta=format_duration(left)
+            )
+        )
         quotas = cluster_queue(strategy="StrictFIFO")
         result = view(workload("run", 8, ran=700_000), workload("mine", 8), run=status, quotas=quotas)
         placed = place(result, "mine")

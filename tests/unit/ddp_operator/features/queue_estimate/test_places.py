@@ -10,8 +10,10 @@ import pytest
 
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import Progress, QueueStatus, Status
+from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.queue_places import QueuePlace
+from ddp_operator.decide.report import format_number
 from ddp_operator.features.queue_estimate import places
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas
 from ddp_operator.features.queue_estimate.places import QueuePlaces
@@ -55,7 +57,8 @@ class QueueDriver(QueuedJob):
         running = queued("run", 8, admitted=NOW)
         elapsed = (now - NOW).total_seconds()
         step = round(1000 * elapsed / (elapsed + self.left))
-        progress = Progress(step=step, total_steps=1000, eta_seconds=round(self.left))
+        rate = format_number((1000 - step) / self.left)
+        progress = Progress(step=step, total_steps=1000, steps_per_second=rate, eta=format_duration(self.left))
         workloads = [*ended, running, queued("mine", self.gpus)]
         return QueueContents("gpu", workloads, {"run": Status(progress=progress)}, now)
 

@@ -261,7 +261,6 @@ def test_measurements_reach_status() -> None:
     assert result is not None
     assert build_preflight(result, Pods()) == PreflightStatus(
         failed=("tcp", "transport"),
-        all_reduce_milliseconds="0.2",
         all_reduce_megabytes_per_second="1250",
         transport="Socket",
         gpu_direct=False,
