@@ -1,7 +1,7 @@
 """The cost of each write of a status for an API server: CPU time with and without the CRD's rules and metrics.
 
 Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions exist side by side, each in a separate group,
-and alternate within one run; ``figures`` is ours with a full status.history. ``--against`` adds another definition,
+and alternate within one run; ``figures`` is ours with full status.points. ``--against`` adds another definition,
 such as that of an earlier commit. Asserts nothing:
 
     KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import psutil
 import yaml
 from msgspec.structs import replace
@@ -28,7 +27,7 @@ from ddp_operator.api.constants import KIND, PLURAL, VERSION
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
 from ddp_operator.features import SCHEMA
-from ddp_operator.features.points import MAX_ROWS, extend_history
+from ddp_operator.features.points import MAX_ROWS, extend_points
 from ddp_operator.kube.client import ResponseError
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
@@ -95,7 +94,7 @@ class Subject:
             self._jobs[index] = await actors.client.request("PUT", where, body=body)
 
 
-def full_history() -> dict[str, Any]:
+def full_points() -> list[str]:
     """Return as many rows as a status may have, of a job of the bundled trainer."""
     status = Status(phase="Running")
     start = datetime(2026, 1, 1, tzinfo=UTC)
@@ -112,8 +111,8 @@ def full_history() -> dict[str, Any]:
         )
         checkpoint = CheckpointStatus(step=minute * 7000)
         moment = start + timedelta(minutes=minute)
-        status = extend_history(replace(status, progress=progress, checkpoint=checkpoint), moment)
-    return dict(msgspec.to_builtins(status.history))
+        status = extend_points(replace(status, progress=progress, checkpoint=checkpoint), moment)
+    return list(status.points)
 
 
 def without_rules(node: Any) -> Any:
@@ -126,7 +125,7 @@ def without_rules(node: Any) -> Any:
 async def measure(options: argparse.Namespace) -> None:
     """Write the table and the ratios."""
     ours = Subject("ours", build_crd(SCHEMA))
-    figures = Subject("figures", build_crd(SCHEMA), {**STATUS, "history": full_history()})
+    figures = Subject("figures", build_crd(SCHEMA), {**STATUS, "points": full_points()})
     subjects = [ours, Subject("bare", without_rules(build_crd(SCHEMA))), figures]
     subjects += [Subject(path.stem.lower(), yaml.safe_load(path.read_text())) for path in options.against]
     spent: dict[str, list[float]] = {subject.name: [] for subject in subjects}

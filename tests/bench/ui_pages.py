@@ -25,21 +25,21 @@ from tests.support.builders import resource
 JOBS = 200
 RANKS = 1000
 IDLE_SECONDS = 30.0
-HISTORY = {"columns": "time,step,loss", "rows": [f"{n},{n},{2 / (n + 1):.3f}" for n in range(60)]}
+POINTS = ["time,step,loss", *(f"{n},{n},{2 / (n + 1):.3f}" for n in range(60))]
 
 
 def make_runs(folder: Path) -> RunFolder:
     """Make the runs; return the one with many ranks."""
     for number in range(JOBS):
         run = RunFolder.create(folder, f"job-{number}", utc_now())
-        status = {"phase": "Failed" if number % 9 == 0 else "Succeeded", "attempt": 1, "history": HISTORY}
+        status = {"phase": "Failed" if number % 9 == 0 else "Succeeded", "attempt": 1, "points": POINTS}
         run.write_status(resource() | {"status": status})
     for pod in range(RANKS // 8):
         counters = {"steps": 10, "step": 10, "stepSeconds": 2.0, "dataSeconds": 0.1, "computeSeconds": 1.0}
         ranks = [{"rank": 8 * pod + n, **counters} for n in range(8)]
         run.write(run.reports / f"attempt-1-pod-{pod}.json", build_report(ranks=ranks))
     run.write_manifest("", (), resource(), "ddp run")  # this process holds its lock: the run is under way
-    run.write_status(resource() | {"status": {"phase": "Running", "attempt": 1, "history": HISTORY}})
+    run.write_status(resource() | {"status": {"phase": "Running", "attempt": 1, "points": POINTS}})
     return run
 
 

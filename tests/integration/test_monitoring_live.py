@@ -249,7 +249,7 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     monkeypatch.setattr("ddp_cli.features.ui.cluster_job._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels the scraped series
-    del job["status"]["history"]
+    del job["status"]["points"]
     run = read_job(job, ClusterData(), datetime.now(UTC), watched.prometheus.url)
     own = read_run(watched.run_folder)
     scraped = [row["loss"] for row in run.rows if "loss" in row]

@@ -28,6 +28,7 @@ OF_0_2_0: Final[Json] = {
     "usage": {"gpus": 2, "since": TIME, "idleSince": TIME, "gpuSeconds": 7, "productive": 5, "waiting": 2, "lost": []},
     "children": ["uid-1", "uid-2"],
     "startStep": 40,
+    "history": {"columns": "time,step", "rows": ["1763640000,40"]},
 }  # fmt: skip
 """What an operator of 0.2.0 has stored of a job after two new attempts."""
 
@@ -36,8 +37,8 @@ def build_full_status() -> Json:
     """Return the status of a job that has succeeded."""
     status: Json = _build(Status)
     ended = {"type": "Succeeded", "status": "True", "reason": "AllNodesSucceeded", "lastTransitionTime": TIME}
-    history = {"columns": "time,step,loss", "rows": ["1763640000,1,0.5"]}
-    return status | {"phase": "Succeeded", "conditions": [_build_condition() | ended], "history": history}
+    points = ["time,step,loss", "1763640000,1,0.5"]
+    return status | {"phase": "Succeeded", "conditions": [_build_condition() | ended], "points": points}
 
 
 def list_paths(value: Any, path: str = "status") -> Iterator[str]:

@@ -234,7 +234,7 @@ def end_of(sim: OperatorSimulation) -> Any:
         if status.get("lastFailure", {}).get("category") == "NodeLost":
             del status["lastFailure"]["message"]  # the pod's message, or its node's if that is read first
         status["operatorState"].pop("children", None)  # UIDs, which depend on the number of objects before
-        for told_in_seconds in ("goodput", "lastRestart", "history"):
+        for told_in_seconds in ("goodput", "lastRestart", "points"):
             status.pop(told_in_seconds, None)
         for seen_on_the_way in ("replaced", "all"):  # a pod that is missing in one observation and present in the next
             for counts in (status.get("restarts", {}), status["operatorState"].get("restarts", {})):

@@ -91,7 +91,7 @@ class ClusterBackend:
 
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         """Return the metrics in the status, up to 60 rows, with the columns of metrics.csv. Raises: ClientError."""
-        return read_points(parse_status(get_job(self.api, name)).history)
+        return read_points(parse_status(get_job(self.api, name)).points)
 
     def why(self, name: str) -> Why:
         """Return the explanation from the resource and its Events. Raises: ClientError."""

@@ -8,7 +8,6 @@ from typing import Final
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.local.folder import list_values
 from ddp_operator.api.resources import find_metrics_port
-from ddp_operator.api.status import History
 from ddp_operator.reading.pages import RateMeter
 from ddp_pod.contract.points import POINT_COLUMNS
 from ddp_pod.contract.progress import RankProgress
@@ -20,12 +19,8 @@ _POINTS_LIMIT: Final = 2 << 20
 _PAGE_SECONDS: Final = 10.0
 
 
-def read_points(history: History | None) -> list[dict[str, float]]:
-    """Return the rows of a status with the columns of metrics.csv, without values that are not numbers."""
-    return _read_rows([history.columns, *history.rows]) if history is not None else []
-
-
-def _read_rows(lines: Sequence[str]) -> list[dict[str, float]]:
+def read_points(lines: Sequence[str]) -> list[dict[str, float]]:
+    """Return the rows of status.points, or of a page of pod 0, without values that are not numbers."""
     rows: list[dict[str, float]] = []
     for line in csv.DictReader(lines):
         row = {}
@@ -50,7 +45,7 @@ def read_pod_points(api: Api, resource: Object, pod: str, attempt: int) -> list[
     meter = RateMeter()
     rows = []
     with suppress(csv.Error):
-        for values in _read_rows(text.splitlines()[: 2 * MOST_ROWS + 1]):
+        for values in read_points(text.splitlines()[: 2 * MOST_ROWS + 1]):
             progress = RankProgress()
             progress.update({name: values[name] for name in POINT_COLUMNS if name in values})
             rates = meter.measure(attempt, progress, values["time"])

@@ -1,4 +1,4 @@
-"""The operator's state in a stored status: take over that of a former version, and restore one that is lost.
+"""The operator's state in a stored status: restore one that is lost, and take over fields of a former version.
 
 Whatever is stored there, the job keeps at least as many used restarts as its status shows to users.
 """
@@ -16,8 +16,22 @@ _COUNTS: Final = tuple(field.encode_name for field in msgspec.structs.fields(Res
 
 
 def take_over_former(stored: Any) -> Any:
-    """Return a stored status with the operator's state, for which former versions had fields in other places."""
-    if not isinstance(stored, Mapping) or _NAME in stored:
+    """Return a stored status with the fields of this version, for which former versions had others."""
+    return _take_over_state(_take_over_points(stored)) if isinstance(stored, Mapping) else stored
+
+
+def _take_over_points(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    history = stored.get("history")
+    if not isinstance(history, Mapping):
+        return stored
+    rows = history.get("rows")
+    points = [history.get("columns"), *rows] if isinstance(rows, list) else []
+    own = {name: value for name, value in stored.items() if name != "history"}
+    return {"points": points, **own} if all(isinstance(line, str) for line in points) else own
+
+
+def _take_over_state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    if _NAME in stored:
         return stored
     restarts = stored.get("restarts")
     if not isinstance(restarts, Mapping) or "counted" not in restarts:

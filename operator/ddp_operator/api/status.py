@@ -197,16 +197,6 @@ class CheckpointStatus(StatusFields, frozen=True, kw_only=True):
     time: Annotated[Time | None, Meta(description="When the operator first observed it.")] = None
 
 
-class History(StatusFields, frozen=True, kw_only=True):
-    """Metrics over time, as lines of a CSV file for `ddp report`."""
-
-    columns: Annotated[str, Meta(description="As in metrics.csv of `ddp run`; time is Unix time.")]
-    rows: Annotated[
-        tuple[str, ...],
-        Meta(description="At most 60: when there are more, every second one is removed. Unknown values are empty."),
-    ]
-
-
 class TrackingStatus(StatusFields, frozen=True, kw_only=True):
     """Run in the trackers of spec.tracking."""
 
@@ -402,7 +392,13 @@ class Status(StatusFields, frozen=True, kw_only=True):
     preflight: PreflightStatus | None = None
     code: CodeStatus | None = None
     tracking: TrackingStatus | None = None
-    history: History | None = None
+    points: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Metrics over time for `ddp report`, as lines of a CSV file: the columns of metrics.csv of "
+            "`ddp run`, then at most 60 rows. When there are more, every second one is removed."
+        ),
+    ] = ()
     goodput: Annotated[
         str | None, Meta(description="Share of the wall time with productive steps, 0 to 1 (docs/metrics.md).")
     ] = None

@@ -18,7 +18,7 @@ def begin_run(status: Status, number: int) -> Status:
         progress=None,
         checkpoint=None,
         preflight=None,
-        history=None,
+        points=(),
         goodput=None,
         stragglers=(),
         last_restart=None,

@@ -220,7 +220,7 @@ def shorten_status(status: Status) -> Status:
         failure = replace(failure, message=message, traceback="", remedy=failure.remedy[:_MAX_TEXT])
     return replace(
         status,
-        history=None,
+        points=(),
         tracking=None,
         stragglers=(),
         last_failure=failure,

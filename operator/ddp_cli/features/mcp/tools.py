@@ -30,7 +30,7 @@ LOG_PODS: Final = 16
 LIST_ROWS: Final = 200
 _LINE_CHARACTERS: Final = 2000
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_HIDDEN_STATUS: Final = ("history", "profile")
+_HIDDEN_STATUS: Final = ("points", "profile")
 """Points of a chart, and the copy of a profile."""
 
 

@@ -123,7 +123,7 @@ def read_job(resource: Object, data: ClusterData, now: datetime, prometheus: str
     """
     metadata = resource["metadata"]
     status = parse_status(resource)
-    rows: Sequence[Row] = join_points(read_points(status.history), data.points)
+    rows: Sequence[Row] = join_points(read_points(status.points), data.points)
     pods = list(_list_pods(status.attempt, data))
     if prometheus:
         start_time = status.start_time or parse_time(metadata.get("creationTimestamp")) or now

@@ -25,7 +25,7 @@ from ddp_operator.decide.report import read_rate
 from ddp_pod.contract.names import STALLED_STATES
 
 _YAML_CHARACTERS: Final = 256 << 10
-_HIDDEN_STATUS: Final = ("history", "operatorState", "profile")
+_HIDDEN_STATUS: Final = ("operatorState", "points", "profile")
 _STATES: Final = {
     "Stopped": "stopped",
     "Behind": "behind its peers",

@@ -84,7 +84,7 @@ def select_run(
         recorded,
         resource={**recorded.resource, "status": msgspec.to_builtins(status)},
         status=status,
-        rows=rows or read_points(status.history),
+        rows=rows or read_points(status.points),
         events=[event for event in recorded.events if start <= event.time <= end],
         name=f"{recorded.name}, run {number}",
         under_way=True,  # its end is known
@@ -108,7 +108,7 @@ def _restore(status: Status, report: PodReport) -> Status:
         start_time=begun.dev.start_time,
         completion_time=begun.dev.completion_time,
         progress=drop_pace(build_progress(page.progress)),
-        history=None,
+        points=(),
         restarts=Restarts(all=report.restarts, in_place=report.restarts),
         last_restart=None,
         last_failure=last_failure,

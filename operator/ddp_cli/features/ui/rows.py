@@ -146,7 +146,7 @@ def build_row(
     row = Row(key, str(metadata["name"]), place or str(metadata.get("namespace") or ""))
     try:
         status = parse_status(resource)
-        points = read_points(status.history)
+        points = read_points(status.points)
         run = RecordedRun(resource, status, points, (), row.name, under_way=under_way, command=command)
         return _fill(row, run, run.explain(now), now)
     except Exception as error:  # the fields come from users and other versions; a row may not end the page

@@ -83,7 +83,7 @@ def describe_queueing(
     old = job.status
     status = Status(
         profile=old.profile,
-        history=old.history,
+        points=old.points,
         progress=drop_eta(old.progress),
         conditions=tuple(item for item in old.conditions if item.type in MANAGER_CONDITIONS),
     )

@@ -1,4 +1,4 @@
-"""``status.history``: rows of metrics over time, which `ddp report` draws (ADR 0028)."""
+"""``status.points``: rows of metrics over time, which `ddp report` draws (ADR 0028)."""
 
 from datetime import datetime
 from itertools import pairwise
@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api.status import ENDED_PHASES, History, Status
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.hooks import Feature
 from ddp_pod.contract.numbers import parse_count
@@ -24,13 +24,13 @@ COLUMNS: Final = (
 _SOON: Final = 0.9  # of the usual gap: passes are a little early and late
 
 
-def extend_history(status: Status, now: datetime) -> Status:
+def extend_points(status: Status, now: datetime) -> Status:
     """Return the status with a row for this moment, unless the last row is recent or has the same values.
 
     Above the limit every second row is dropped, and from then on rows are added half as often.
     """
     progress = status.progress
-    rows = status.history.rows if status.history is not None else ()
+    rows = status.points[1:]
     if progress is None or progress.step is None:
         return status
     values = (
@@ -55,7 +55,7 @@ def extend_history(status: Status, now: datetime) -> Status:
     rows = (*rows, f"{time},{text}")
     if len(rows) > MAX_ROWS:
         rows = (*rows[:-1:2], rows[-1])
-    return replace(status, history=History(columns=",".join(COLUMNS), rows=rows))
+    return replace(status, points=(",".join(COLUMNS), *rows))
 
 
 def _is_recent(rows: tuple[str, ...], time: int) -> bool:
@@ -66,4 +66,4 @@ def _is_recent(rows: tuple[str, ...], time: int) -> bool:
     return bool(gaps) and time - times[-1] < _SOON * median(gaps)
 
 
-FEATURE: Final = Feature("points", maturity="beta", page="ui.md", extend=extend_history)
+FEATURE: Final = Feature("points", maturity="beta", page="ui.md", extend=extend_points)

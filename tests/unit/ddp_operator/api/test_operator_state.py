@@ -43,6 +43,7 @@ def test_state_of_0_2_0_is_taken_over() -> None:
     assert (state.version, state.nodes, state.children) == (STATE_VERSION, 2, ("uid-1", "uid-2"))
     assert state.usage_time is not None
     assert (state.idle_since, state.start_step) == (state.usage_time, 40)
+    assert status.points == ("time,step", "1763640000,40")
 
 
 def test_spoiled_count_of_0_2_0_keeps_the_others() -> None:

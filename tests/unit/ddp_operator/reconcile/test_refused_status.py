@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.cluster_errors import Refused
-from ddp_operator.api.status import History, LastFailure, RestartCounts, Status
+from ddp_operator.api.status import LastFailure, RestartCounts, Status
 from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
@@ -40,16 +40,16 @@ async def train(harness: ReconcilerHarness, seconds: int) -> None:
 
 
 async def test_status_is_shortened_where_that_is_taken() -> None:
-    rows = History(columns="a", rows=("1",))
-    feature = Feature("rows", "stable", "x.md", extend=lambda status, _: replace(status, history=rows))
+    points = ("a", "1")
+    feature = Feature("rows", "stable", "x.md", extend=lambda status, _: replace(status, points=points))
     harness = await ReconcilerHarness(hooks=Hooks((feature,))).train(TRAINING)
-    assert harness.status.history is not None
-    refusing = Refusing(harness, lambda status: "history" in status)
+    assert harness.status.points
+    refusing = Refusing(harness, lambda status: "points" in status)
     harness.cluster.page = TRAINING.replace(" 7", " 8")
     await train(harness, 60)
     assert present(harness.status.progress).step == 8
-    assert harness.status.history is None
-    assert sum("history" in status for status in refusing.sent) == 1
+    assert harness.status.points == ()
+    assert sum("points" in status for status in refusing.sent) == 1
     assert harness.events.count("StatusRefused") == 0
 
 
@@ -84,10 +84,10 @@ async def test_status_that_is_refused_in_any_form_is_reported_by_event(phase: st
 
 def test_shortened_status_keeps_fields_of_decision() -> None:
     failure = LastFailure(attempt=1, category="UserError", message="m" * 2000, traceback="t" * 2000, signature="s")
-    status = Status(attempt=3, last_failure=failure, history=History(columns="a", rows=("1",)))
+    status = Status(attempt=3, last_failure=failure, points=("a", "1"))
     status = status.remember(restarts=RestartCounts(total=2, counted=2, used=1))
     short = shorten_status(status)
-    assert (short.attempt, short.history, short.operator_state) == (3, None, status.operator_state)
+    assert (short.attempt, short.points, short.operator_state) == (3, (), status.operator_state)
     assert short.last_failure is not None
     assert (len(short.last_failure.message), short.last_failure.traceback) == (256, "")
     assert (short.last_failure.category, short.last_failure.signature) == ("UserError", "s")

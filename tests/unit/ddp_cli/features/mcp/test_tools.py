@@ -21,9 +21,7 @@ from ddp_cli.features.mcp.tools import LIST_ROWS, LOG_LINES, LOG_PODS, OUTPUT_BY
 from tests.support.builders import resource
 from tests.support.fake_backend import FakeBackend
 
-JOB = resource("x", nodes=2) | {
-    "status": {"phase": "Running", "reason": "Training", "history": {"columns": "time,step", "rows": []}}
-}
+JOB = resource("x", nodes=2) | {"status": {"phase": "Running", "reason": "Training", "points": ["time,step"]}}
 
 
 class ManyPodsBackend(FakeBackend):

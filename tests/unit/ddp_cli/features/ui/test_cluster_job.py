@@ -23,20 +23,18 @@ from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW, resource
 
 START = int(NOW.timestamp())
-HISTORY = {
-    "columns": "time,restarts,epoch,step,loss,samples_per_second,validation_accuracy,checkpoint_step",
-    "rows": [
-        f"{START + 10},0,1,10,0.9,100,,", f"{START + 20},0,1,20,0.5,110,0.7,20",
-        f"{START + 60},1,1,25,0.45,105,0.7,20", f"{START + 70},1,2,40,0.3,x,0.8,40",
-    ],
-}  # fmt: skip
+POINTS = [
+    "time,restarts,epoch,step,loss,samples_per_second,validation_accuracy,checkpoint_step",
+    f"{START + 10},0,1,10,0.9,100,,", f"{START + 20},0,1,20,0.5,110,0.7,20",
+    f"{START + 60},1,1,25,0.45,105,0.7,20", f"{START + 70},1,2,40,0.3,x,0.8,40",
+]  # fmt: skip
 
 
 def job(**status: Any) -> dict[str, Any]:
     made = resource("digits", namespace="ml")
     made["metadata"] |= {"uid": "u", "creationTimestamp": format_time(NOW)}
     state = {
-        "phase": "Succeeded", "attempt": 1, "nodes": {"desired": 2}, "startTime": format_time(NOW), "history": HISTORY,
+        "phase": "Succeeded", "attempt": 1, "nodes": {"desired": 2}, "startTime": format_time(NOW), "points": POINTS,
         "completionTime": format_time(NOW + timedelta(seconds=80)), "restarts": {"all": 1},
         "tracking": {"runId": "digits-1", "links": ["https://wandb.ai/e/p/runs/digits-1?a&b"]},
     }  # fmt: skip

@@ -28,9 +28,9 @@ def at(seconds: int) -> str:
     return format_time(NOW + timedelta(seconds=seconds))
 
 
-def history(start: int, loss: float) -> dict[str, Any]:
+def points(start: int, loss: float) -> list[str]:
     rows = [f"{START + start + n},{10 * n},{loss}" for n in (1, 2)]
-    return {"columns": "time,step,loss", "rows": rows}
+    return ["time,step,loss", *rows]
 
 
 FAILURE = Failure("OOM", rank=1, pod_index=1, message="CUDA out of memory", remedy="lower the batch")
@@ -51,7 +51,7 @@ DEV = {
 }
 JOB = resource("digits", namespace="ml") | {
     "status": {
-        "phase": "Held", "attempt": 1, "nodes": {"desired": 2}, "startTime": at(0), "history": history(300, 0.77),
+        "phase": "Held", "attempt": 1, "nodes": {"desired": 2}, "startTime": at(0), "points": points(300, 0.77),
         "progress": {"step": 20, "loss": "0.77"}, "dev": DEV,
         "conditions": [
             {"type": "Progressing", "status": "False", "reason": "Held", "lastTransitionTime": at(330), "message": "m"}

@@ -130,9 +130,9 @@ def test_doubtful_job_has_not_made_all_steps() -> None:
     assert build_row(resource() | {"status": status}, NOW, key="job/a/x").percent == 50.0
 
 
-def test_row_has_a_curve_of_the_history() -> None:
-    history = {"columns": "time,loss", "rows": ["1,2.0", "2,nan", "3,1.0", "x,y"]}
-    row = build_row(resource() | {"status": {"phase": "Running", "history": history}}, NOW, key="run/x")
+def test_row_has_a_curve_of_the_points() -> None:
+    points = ["time,loss", "1,2.0", "2,nan", "3,1.0", "x,y"]
+    row = build_row(resource() | {"status": {"phase": "Running", "points": points}}, NOW, key="run/x")
     assert row.curve == "0.0,1.0 96.0,23.0"
 
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.parse import parse_status
-from ddp_operator.api.status import DevStatus, History, Progress, RestartCounts, Status
+from ddp_operator.api.status import DevStatus, Progress, RestartCounts, Status
 from ddp_operator.decide.conditions import find_reason
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.hooks import Hooks
@@ -109,9 +109,9 @@ class TestHeld:
 class TestNextRun:
     def test_measurements_restart(self) -> None:
         before = follow(report(1, restarts=2, step=7), report(1, "Failed", restarts=2, step=7))
-        before = replace(before, history=History(columns="time", rows=("1", "2")))
+        before = replace(before, points=("time", "1", "2"))
         status = follow(report(2, step=1, steps=1), status=before)
-        assert (status.phase, status.last_failure, status.history) == ("Running", None, None)
+        assert (status.phase, status.last_failure, status.points) == ("Running", None, ())
         assert (present(status.progress).step, status.counts.all, status.counts.in_place) == (1, 0, 0)
         assert read_dev(before).completion_time == NOW + timedelta(seconds=5)
         assert (read_dev(status).run, read_dev(status).last_run) == (2, 1)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from ddp_cli.local.folder import COLUMNS as OF_A_RUN
 from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.features.points import COLUMNS, FEATURE, MAX_ROWS, extend_history
+from ddp_operator.features.points import COLUMNS, FEATURE, MAX_ROWS, extend_points
 from tests.support.builders import NOW, page
-from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 
@@ -23,7 +22,7 @@ def at(step: int | None, status: Status | None = None, **fields: object) -> Stat
 
 
 def rows_of(status: Status) -> list[dict[str, str]]:
-    return list(csv.DictReader([present(status.history).columns, *present(status.history).rows]))
+    return list(csv.DictReader(status.points))
 
 
 def train(gaps: list[float]) -> tuple[Status, list[float]]:
@@ -32,7 +31,7 @@ def train(gaps: list[float]) -> tuple[Status, list[float]]:
     times = []
     for step, gap in enumerate(gaps):
         seconds += gap
-        status = extend_history(at(step, status), NOW + timedelta(seconds=seconds))
+        status = extend_points(at(step, status), NOW + timedelta(seconds=seconds))
     times = [float(row["time"]) for row in rows_of(status)]
     return status, times
 
@@ -43,7 +42,7 @@ def test_row_has_columns_of_report() -> None:
         val_accuracy="0.9", val_loss="0.4",
     )  # fmt: skip
     status = Status(phase="Running", progress=progress, restarts=Restarts(all=2), checkpoint=CheckpointStatus(step=5))
-    assert rows_of(extend_history(status, NOW)) == [{
+    assert rows_of(extend_points(status, NOW)) == [{
         "time": str(int(NOW.timestamp())), "restarts": "2", "epoch": "1", "step": "7", "loss": "0.5",
         "samples_per_second": "100", "steps_per_second": "2", "learning_rate": "0.1", "validation_accuracy": "0.9",
         "validation_loss": "0.4", "checkpoint_step": "5",
@@ -55,9 +54,9 @@ def test_column_names_equal_those_of_metrics_file() -> None:
 
 
 def test_no_row_without_steps_or_changed_values() -> None:
-    assert extend_history(at(None), NOW).history is None
-    status = extend_history(at(1), NOW)
-    assert extend_history(status, NOW + timedelta(hours=1)) is status
+    assert extend_points(at(None), NOW).points == ()
+    status = extend_points(at(1), NOW)
+    assert extend_points(status, NOW + timedelta(hours=1)) is status
 
 
 def test_long_job_has_few_even_rows() -> None:
@@ -76,7 +75,7 @@ def test_pause_does_not_reduce_later_rows() -> None:
 
 def test_end_of_job_adds_row_immediately() -> None:
     status, _ = train([10.0] * 200)
-    ended = extend_history(at(200, status, phase="Succeeded"), NOW + timedelta(seconds=2_001))
+    ended = extend_points(at(200, status, phase="Succeeded"), NOW + timedelta(seconds=2_001))
     assert rows_of(ended)[-1]["step"] == "200"
 
 
