@@ -178,9 +178,11 @@ class PreflightStatus(StatusFields, frozen=True, kw_only=True):
     ] = None
     transport: Annotated[
         str | None,
-        Meta(description="Between pods, from NCCL's log: IB, RoCE, EFA, FasTrak, NVLink, Socket, or another plug-in."),
+        Meta(
+            description="Between pods, from NCCL's log: IB, RoCE, EFA, FasTrak, NVLink, Socket, or another plug-in, "
+            "such as IB with GPUDirect RDMA if all channels use that."
+        ),
     ] = None
-    gpu_direct: Annotated[bool | None, Meta(description="True: all channels between pods use GPUDirect RDMA.")] = None
     slowest: Annotated[
         str,
         Meta(
@@ -284,7 +286,6 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
     run."""
 
     run: Annotated[int, Meta(description="Run in the pods. 0: none, because its code was lost.")] = 0
-    digest: Annotated[str, Meta(description="Of its archive. Unset: the job's own code.")] = ""
     result: Annotated[RunResult | None, Meta(description="How the run ended. Unset: it has not.")] = None
     start_time: Time | None = None
     completion_time: Time | None = None
@@ -346,7 +347,6 @@ class InputStatus(StatusFields, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(description="Fetched so far.")] = 0
     total_bytes: Annotated[int | None, Meta(description="Size at the source, if known.")] = None
     place: Annotated[str, Meta(description="claim:NAME/PATH, or node:PATH for a cache on the nodes.")] = ""
-    etag: Annotated[str, Meta(description="Of the fetched file, from the source.")] = ""
     reason: Annotated[str, Meta(description="Of the failure or retry, as in the condition InputsReady.")] = ""
     message: str = ""
 

@@ -19,7 +19,6 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
     before = status.dev or DevStatus()
     dev = DevStatus(
         run=run.run,
-        digest=run.digest,
         result=cast(RunResult, run.result) if run.result else None,
         start_time=convert_time(run.started),
         completion_time=convert_time(run.ended) if run.result else None,

@@ -129,7 +129,6 @@ def _merge(before: InputStatus, report: InputReport | None) -> InputStatus:
         phase=cast(Any, report.phase),
         bytes=report.bytes,
         total_bytes=report.total_bytes,
-        etag=report.etag,
         reason=report.reason if report.reason in FETCH_FAILURES else "",
         message=report.message,
     )

@@ -31,10 +31,15 @@ def build_preflight(result: PreflightResult, pods: Pods, known: str = "") -> Pre
     return PreflightStatus(
         failed=tuple(check for check in PREFLIGHT_CHECKS if check in result.failed),
         all_reduce_megabytes_per_second=None if rate is None else format_number(rate * 1e-6),
-        transport=result.transport or None,
-        gpu_direct=result.gpu_direct,
+        transport=_describe_transport(result),
         slowest=_describe_slowest_pair(result, pods, known),
     )
+
+
+def _describe_transport(result: PreflightResult) -> str | None:
+    if not result.transport:
+        return None
+    return f"{result.transport} with GPUDirect RDMA" if result.gpu_direct else result.transport
 
 
 def _describe_slowest_pair(result: PreflightResult, pods: Pods, known: str) -> str:

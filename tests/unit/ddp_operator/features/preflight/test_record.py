@@ -39,10 +39,13 @@ def test_slowest_pair_has_nodes_of_its_measurement() -> None:
 
 
 def test_measurements_have_their_units() -> None:
-    measured = {"failed": ["other", "allreduce", "tcp"], "allReduceRate": 5e6, "pair": [1]}
+    measured = {
+        "failed": ["other", "allreduce", "tcp"], "allReduceRate": 5e6, "pair": [1], "transport": "IB", "gpuDirect": True,
+    }  # fmt: skip
     result = build_preflight(present(decode(page(preflight=measured)).preflight), Pods())
     assert result.failed == ("tcp", "allreduce")
     assert (result.all_reduce_megabytes_per_second, result.slowest) == ("5", "")
+    assert result.transport == "IB with GPUDirect RDMA"
 
 
 JSON = st.recursive(

@@ -263,7 +263,6 @@ def test_measurements_reach_status() -> None:
         failed=("tcp", "transport"),
         all_reduce_megabytes_per_second="1250",
         transport="Socket",
-        gpu_direct=False,
         slowest="pods 3 and 12: 1200 MB/s",
     )
     assert summarize_preflight(None) is None
