@@ -55,6 +55,8 @@ def write_page() -> str:
         rows = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
         if rows:
             lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
+    lines += ["### Removed fields", "", _REMOVED_INTRODUCTION, ""]
+    lines += [*(f"- `spec.{field.path}`: {field.remedy}" for field in SCHEMA.former), ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
     lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
     written = [_describe_field(path, field, required=False) for path, field, _ in _walk(status, "status")]
@@ -101,6 +103,7 @@ _SPEC_INTRODUCTION: Final = (
     "What you write; a *choice* is one of the named values. Stable and beta fields change by the [promises of a",
     "release](releases.md), experimental ones in each minor version.",
 )
+_REMOVED_INTRODUCTION: Final = "Refused in new jobs; stored jobs keep them until the next minor version."
 _STATUS_INTRODUCTION: Final = (
     "What the operator writes. Unknown values are omitted. Numbers with a fraction are strings; times are in UTC.",
 )

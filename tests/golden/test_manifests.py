@@ -62,7 +62,7 @@ USER = template(
 CASES: dict[str, dict[str, Any]] = {
     "gloo-two-nodes": yaml.safe_load((SAMPLES / "digits.yaml").read_text(encoding="utf-8")),
     "gpu-four-nodes": resource(
-        "bert", namespace="ml", nodes=4, procPerNode="gpu", shm={"sizeLimit": "64Gi"},
+        "bert", namespace="ml", nodes=4, procPerNode="gpu", sharedMemory="64Gi",
         preflight={"mode": "Fail", "checks": ["tcp", "allreduce"], "minMegabytesPerSecond": 10000},
         template=template(trainer(args=["--config", "large.yaml"], resources=GPU_NODE)),
     ),

@@ -74,7 +74,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         {"spec": {"a": 1}},
     ),
     "rendezvous": ({}, {"port": 29400}, {"port": 29401}, {"backend": "c10d", "joinTimeoutSeconds": 600}),
-    "shm": ({}, {"sizeLimit": "8Gi"}, {"sizeLimit": "8192Mi"}),
+    "sharedMemory": (None, "8Gi", "8192Mi"),
     "recovery": ({}, {"maxRestarts": 9}, {"inPlaceRestarts": 0, "countDisruptions": True}),
     "watchdog": ({}, {"stallSeconds": 100}, {"stallSeconds": 101}, {"action": "Report"}),
     "preflight": ({}, {"mode": "Fail"}, {"mode": "Warn", "checks": ["dns", "allreduce"]}, {"checks": []}),

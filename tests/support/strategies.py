@@ -58,7 +58,7 @@ FULL = resource(
     suspend=False,
     template=template(),
     rendezvous={"backend": "c10d", "port": 29400, "joinTimeoutSeconds": 600},
-    shm={"sizeLimit": "8Gi"},
+    sharedMemory="8Gi",
     recovery={
         "inPlaceRestarts": 1,
         "maxRestarts": 3,

@@ -22,6 +22,7 @@ import msgspec
 from ddp_cli.local.own_files import open_below
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.former import take_over_former
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.stored_fields import Reading, read_fields, read_status
 from ddp_operator.api.yaml_writer import format_documents
@@ -193,7 +194,7 @@ class RunFolder:
         metadata = read_fields(content.get("metadata"), _Metadata, "metadata")
         if metadata.value is msgspec.UNSET or not isinstance(content.get("spec"), dict):
             raise ValueError("it is no DDPTrainingJob")
-        spec = read_fields(content["spec"], SCHEMA.spec, "spec")
+        spec = read_fields(take_over_former(content["spec"], SCHEMA.former), SCHEMA.spec, "spec")
         if spec.value is msgspec.UNSET:
             spec = Reading(content["spec"])  # most commands do without it
         status = read_status(content)

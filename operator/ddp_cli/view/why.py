@@ -746,8 +746,8 @@ def _strip_pod_suffixes(text: str) -> str:
 
 # What only a cluster has, in remedies of the launcher and of this module.
 _CLUSTER: Final = re.compile(
-    r"kubectl|resources\.limits|memory limit|\bspec\.(?:shm|template|securityProfile)\b|ephemeral-storage|emptyDir"
-    r"|\bclaim|fsGroup|runAsUser|ddp delete|submit the (?:job|file)|NetworkPolic|podPidsLimit|imagePullSecrets"
+    r"kubectl|resources\.limits|memory limit|\bspec\.(?:sharedMemory|template|securityProfile)\b|ephemeral-storage|"
+    r"emptyDir|\bclaim|fsGroup|runAsUser|ddp delete|submit the (?:job|file)|NetworkPolic|podPidsLimit|imagePullSecrets"
 )
 _CLAUSES: Final = re.compile(r"(; |, then |, or |, and )")
 

@@ -5,8 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import name_object
+from ddp_operator.api.former import take_over_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import OwnFields, Schema, call_owner
@@ -37,7 +40,8 @@ def complete_spec(schema: Schema, resource: Mapping[str, Any], values: Profile) 
     part = find_completing(schema)
     if part is None or part.completion is None:
         raise InvalidManifest([FieldError("status.profile", "no feature of this operator completes jobs")])
-    own = resource["spec"]
+    own = take_over_former(resource["spec"], schema.former)
+    values = structs.replace(values, job=take_over_former(values.job, schema.former))
     completed = call_owner(part, name_object(resource), partial(part.completion.merge, own, values), Mapping)
     spec = dict(completed)
     for switched in schema.owned:

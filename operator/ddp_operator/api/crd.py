@@ -10,6 +10,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.columns import COLUMNS
 from ddp_operator.api.completion import find_completing
+from ddp_operator.api.former import add_former
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
@@ -24,6 +25,7 @@ def build_spec_schema(schema: Schema) -> dict[str, Any]:
     """Return the schema of a stored spec. The operator adds the values of a profile, and the defaults."""
     complete = build_schema(schema.spec)
     spec, required = make_optional(complete)
+    add_former(spec, schema.former)
     for name in DEFAULTED:
         spec["properties"][name] = complete["properties"][name]
     may_be_elsewhere = ""
@@ -167,7 +169,7 @@ def bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
     checkpoint_paths = [("checkpoint", name) for name in ("path", "claimName", "url")]
-    for path in (("shm", "sizeLimit"), *checkpoint_paths):
+    for path in (("sharedMemory",), *checkpoint_paths):
         node = spec
         for name in path:
             node = node["properties"][name]

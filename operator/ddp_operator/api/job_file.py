@@ -16,6 +16,7 @@ from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.faults import name_object
+from ddp_operator.api.former import find_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Schema, call_owner
 from ddp_operator.api.size import refuse_oversize
@@ -83,6 +84,9 @@ def parse_manifest(
         kept = {name: written[name] for name in written if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
 
+    removed = find_former(raw.get("spec"), schema.former)
+    if removed:
+        raise InvalidManifest(removed)
     own = as_stored(raw.get("spec"), document_of(schema.spec))
     profile = find_values(raw, schema, find_among(others, profiles))
     completed = own if profile is None else complete_spec(schema, dict(raw) | {"spec": own}, profile)

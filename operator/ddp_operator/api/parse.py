@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.former import take_over_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
@@ -54,7 +55,7 @@ def _parse_spec(raw: Any, schema: Schema) -> Spec:
         raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
     refuse_oversize(raw)
     try:
-        return msgspec.convert(raw, schema.spec)
+        return msgspec.convert(take_over_former(raw, schema.former), schema.spec)
     except msgspec.ValidationError as error:
         problem, path = split_problem(str(error))
         raise InvalidManifest([FieldError(path, problem)]) from error

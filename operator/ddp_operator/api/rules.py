@@ -219,7 +219,7 @@ RULES: tuple[CelRule, ...] = (
     require_between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
     require_between("spec.checkpoint.graceSeconds", 0, YEAR, "with 0 pods are killed at once"),
     CelRule(
-        "spec.shm.sizeLimit",
+        "spec.sharedMemory",
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),

@@ -30,6 +30,7 @@ from msgspec import NODEFAULT, Struct, structs
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import FAULTS, describe_fault
+from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_operator.api.status import Profile
 from ddp_pod.contract.plan import PodPlan
@@ -48,7 +49,7 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     # After the first pod has run; until then an edit replaces the attempt's Job.
     "run": (
         "procPerNode",
-        "shm",
+        "sharedMemory",
         "securityProfile",
         "checkpoint",
         "successPolicy",
@@ -64,6 +65,15 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     ),
 }
 """The kernel's members that may no longer change."""
+_FORMER: Final = (
+    FormerField(
+        "shm",
+        "write sharedMemory: 8Gi with the value of its sizeLimit",
+        describe_members(sizeLimit=TEXT),
+        lambda shm: {"sharedMemory": shm["sizeLimit"]} if shm and "sizeLimit" in shm else {},
+    ),
+)
+"""The kernel's fields of the release before."""
 
 
 class CheckedTemplate(Protocol):
@@ -177,6 +187,7 @@ class OwnFields(Generic[T_co]):
     they add to the job's objects. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1
     if a member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about
     it. ``completion``: the members name an object that completes the spec. ``holds``: the job's pods stay between runs.
+    ``former``: what the feature owned in the release before.
     """
 
     feature: str
@@ -195,6 +206,7 @@ class OwnFields(Generic[T_co]):
     prepare: Callable[["DDPTrainingJob", CheckedTemplate, str], dict[str, Any]] | None = None
     completion: Completion | None = None
     holds: bool = False
+    former: tuple[FormerField, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -265,6 +277,8 @@ class Schema:
         self.owned: Final = tuple(owned)
         self.spec: Final = _compose(self.owned)
         """The struct that a spec is decoded as."""
+        self.former: Final = (*_FORMER, *(field for part in self.owned for field in part.former))
+        """The fields of the release before, the kernel's first."""
         preparing = [part for part in self.owned if part.prepare is not None]
         self.replacing: Final = (*self.list_fixed("run"), *(name for part in preparing for name in part.names))
         """The members whose change replaces the Job before a pod has run."""

@@ -53,14 +53,6 @@ class Elastic(SpecFields, frozen=True, kw_only=True):
     max_nodes: Annotated[int, Meta(description="Maximum of spec.nodes, at most 5000.")]
 
 
-class Shm(SpecFields, frozen=True, kw_only=True):
-    """Shared memory (/dev/shm) for DataLoader workers and NCCL."""
-
-    size_limit: Annotated[
-        str | None, Meta(description="A quantity, such as 8Gi. Unset: half of the node's memory.")
-    ] = None
-
-
 class Recovery(SpecFields, frozen=True, kw_only=True):
     """Restarts after a failure (docs/api.md, Restarts)."""
 
@@ -231,7 +223,13 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     ] = None
     template: Template
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
-    shm: Shm = field(default_factory=Shm)
+    shared_memory: Annotated[
+        str | None,
+        Meta(
+            description="Size of /dev/shm for DataLoader workers and NCCL, such as 8Gi. Unset: half of the node's "
+            "memory."
+        ),
+    ] = None
     recovery: Recovery = field(default_factory=Recovery)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)

@@ -291,7 +291,7 @@ def _add_volumes(
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
-        sizes = (job.spec.shm.size_limit, *(addition.shared_memory for addition in additions))
+        sizes = (job.spec.shared_memory, *(addition.shared_memory for addition in additions))
         size_limit = next(filter(None, sizes), None)
         if size_limit:
             shared_memory["sizeLimit"] = size_limit

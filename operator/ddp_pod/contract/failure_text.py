@@ -33,7 +33,7 @@ EMPTY_DIR_REMEDY: Final = (
     "raise sizeLimit of the emptyDir {volume} in spec.template (it is {limit}), write less to it, or use a claim"
 )
 SHARED_MEMORY_REMEDY: Final = (
-    "raise spec.shm.sizeLimit (it is {limit}) and the container memory limit, or use fewer DataLoader workers"
+    "raise spec.sharedMemory (it is {limit}) and the container memory limit, or use fewer DataLoader workers"
 )
 PROBE_REMEDY: Final = (
     "correct or remove {field} of container {container} in spec.template: the kubelet kills the container when it fails"

@@ -42,7 +42,7 @@ _SHORTENED: Final = (
 )
 _NO_STORAGE: Final = "or its storage has failed (dmesg)"
 SHARED_MEMORY_REMEDY: Final = (
-    "/dev/shm is full: raise spec.shm.sizeLimit and the container memory limit, or use fewer DataLoader workers"
+    "/dev/shm is full: raise spec.sharedMemory and the container memory limit, or use fewer DataLoader workers"
 )
 _TIMER: Final = "a timer of the script or of a profiler ran out, and no handler was installed for its signal"
 _SENT: Final = "another process, or the script itself, has sent the signal, and the script has no handler for it"

@@ -134,7 +134,7 @@ def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "free", "word"), [(64, 64, "sizeLimit"), (9000, 10, "sizeLimit"), (9000, 8000, "dmesg")]
+    ("size", "free", "word"), [(64, 64, "sharedMemory"), (9000, 10, "sharedMemory"), (9000, 8000, "dmesg")]
 )
 def test_bus_error_is_one_of_shared_memory_if_that_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, word: str

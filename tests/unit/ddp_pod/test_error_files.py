@@ -353,7 +353,7 @@ def test_full_volume_is_named(
 
 def test_full_shared_memory_has_its_own_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_mounts(tmp_path, monkeypatch, "x /dev/shm tmpfs rw 0 0\n")
-    assert "spec.shm.sizeLimit" in examine(chain(OSError(errno.ENOSPC, "voll")), tmp_path).remedy
+    assert "spec.sharedMemory" in examine(chain(OSError(errno.ENOSPC, "voll")), tmp_path).remedy
 
 
 @pytest.mark.parametrize("is_named", [True, False])

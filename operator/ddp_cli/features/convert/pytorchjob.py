@@ -412,7 +412,7 @@ def _apply_flag(done: Conversion, name: str, value: str) -> None:
 
 
 def _convert_shared_memory(done: Conversion, pod: Object, container: Object) -> None:
-    """Replace a memory volume at /dev/shm by spec.shm: the operator mounts that volume."""
+    """Replace a memory volume at /dev/shm by spec.sharedMemory: the operator mounts that volume."""
     mounts = container.get("volumeMounts") or []
     mount = next((entry for entry in mounts if entry.get("mountPath") == "/dev/shm"), None)
     if mount is None:
@@ -425,7 +425,7 @@ def _convert_shared_memory(done: Conversion, pod: Object, container: Object) -> 
     if (volume.get("emptyDir") or {}).get("medium") != "Memory" or len(mounted) > 1:
         return
     if volume["emptyDir"].get("sizeLimit"):
-        done.resource["spec"]["shm"] = {"sizeLimit": str(volume["emptyDir"]["sizeLimit"])}
+        done.resource["spec"]["sharedMemory"] = str(volume["emptyDir"]["sizeLimit"])
     pod["volumes"].remove(volume)
     mounts.remove(mount)
     for owner, key in ((pod, "volumes"), (container, "volumeMounts")):

@@ -22,7 +22,7 @@ class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
         bool | None,
         Meta(
             description="False: no copies. True: /dev/shm gets half of the container's memory limit, unless "
-            "shm.sizeLimit is set. Unset: copies are made where they fit."
+            "sharedMemory is set. Unset: copies are made where they fit."
         ),
     ] = None
     interval: Annotated[
@@ -62,7 +62,7 @@ def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAdd
 
 def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Refuse shared memory that takes all of the container's memory."""
-    written = job.spec.shm.size_limit
+    written = job.spec.shared_memory
     amount = find_limits(pod, trainer).get("memory")
     size = parse_quantity(written) if written else None
     limit = parse_quantity(amount)
@@ -72,7 +72,7 @@ def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, An
         f"must be less than the container's memory limit, which is {amount}, because shared memory counts towards that "
         "limit and spec.checkpoint.memory.enabled fills it; lower it or raise the limit"
     )
-    yield FieldError("spec.shm.sizeLimit", message, written)
+    yield FieldError("spec.sharedMemory", message, written)
 
 
 FIELDS: Final = OwnFields(

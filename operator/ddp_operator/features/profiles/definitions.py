@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.crd import add_rules, bound_lists, define_kind, make_optional
+from ddp_operator.api.former import add_former
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.structural import build_schema
@@ -30,6 +31,7 @@ def build_definitions(schema: Schema) -> dict[str, dict[str, Any]]:
 def _build_schema(schema: Schema) -> dict[str, Any]:
     """Return the schema of a profile. It includes the rules that concern a single group of fields."""
     job, _ = make_optional(build_schema(schema.spec))
+    add_former(job, schema.former)
     bound_lists(job)
     job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
     for name in NOT_OF_PROFILES:

@@ -611,7 +611,7 @@ def test_job_whose_pods_start_and_fail_again_waits_since_it_last_ran() -> None:
     ("remedy", "local"),
     [
         (OOM.remedy, "lower the batch size"),
-        ("/dev/shm is full: raise spec.shm.sizeLimit and the container memory limit, or use fewer DataLoader workers",
+        ("/dev/shm is full: raise spec.sharedMemory and the container memory limit, or use fewer DataLoader workers",
          "/dev/shm is full: use fewer DataLoader workers"),
         ("the quota is used up: enlarge the claim, or raise the limits of emptyDir",
          "the quota is used up: enlarge the claim, or raise the limits of emptyDir"),

@@ -82,7 +82,7 @@ def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
         {},
         {"nodes": 3, "recovery": {}},
         {"recovery": {"maxRestarts": 0}, "rendezvous": {"backend": "static"}},
-        {"checkpoint": {"path": "/c"}, "shm": {"sizeLimit": "1Gi"}},
+        {"checkpoint": {"path": "/c"}, "sharedMemory": "1Gi"},
         {"checkpoint": {"path": "/c", "graceSeconds": 0}, "metrics": {"port": 9000}},
     ],
 )

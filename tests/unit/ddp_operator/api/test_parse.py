@@ -104,7 +104,7 @@ class TestWords:
             ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
             ({"recovery": {"maxRestart": 2}}, 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
             ({"nodesx": None}, 'unknown field "spec.nodesx"; did you mean nodes?'),
-            ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known fields: sizeLimit'),
+            ({"elastic": {"zzz": 1}}, 'unknown field "spec.elastic.zzz"; known fields: minNodes, maxNodes'),
             (
                 {"nodes": "2"},
                 'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"; '

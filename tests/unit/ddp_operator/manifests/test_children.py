@@ -412,7 +412,7 @@ class TestPodOfAttempt:
         assert '"checkpoint":{"url":"s3://b/p","keep":3}' in env[constants.ENV_LAUNCHER_CONFIG]
 
     def test_shared_memory_is_volume_unless_user_defines_one(self) -> None:
-        [own] = [v for v in pod_of(shm={"sizeLimit": "8Gi"})["volumes"] if v["name"] == constants.SHM_VOLUME]
+        [own] = [v for v in pod_of(sharedMemory="8Gi")["volumes"] if v["name"] == constants.SHM_VOLUME]
         assert own["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
         mounts = [{"name": "mine", "mountPath": "/dev/shm"}]
         pod = pod_of(template=template(trainer(volumeMounts=mounts), volumes=[{"name": "mine"}]))

@@ -179,7 +179,7 @@ class TestManifests:
             259200,
             False,
         )
-        assert (spec["cleanPodPolicy"], spec["shm"]) == ("None", {"sizeLimit": "64Gi"})
+        assert (spec["cleanPodPolicy"], spec["sharedMemory"]) == ("None", "64Gi")
         assert [volume["name"] for volume in spec["template"]["spec"]["volumes"]] == ["data"]
         (sidecar,) = spec["template"]["spec"]["initContainers"]
         assert (sidecar["name"], sidecar["restartPolicy"]) == ("tensorboard", "Always")

@@ -53,11 +53,11 @@ def test_script_gets_folder_of_the_attempt_and_interval(
     ("memory", "limit", "spec", "size"),
     [
         ({"enabled": True}, "8Gi", {}, str(4 * 2**30)),
-        ({"enabled": True}, "8Gi", {"shm": {"sizeLimit": "6Gi"}}, "6Gi"),
+        ({"enabled": True}, "8Gi", {"sharedMemory": "6Gi"}, "6Gi"),
         ({"enabled": True}, None, {}, None),
         ({"interval": 2}, "8Gi", {}, None),
         (None, "8Gi", {}, None),
-        (None, "8Gi", {"shm": {"sizeLimit": "8Gi"}}, "8Gi"),
+        (None, "8Gi", {"sharedMemory": "8Gi"}, "8Gi"),
     ],
 )
 def test_size_of_shared_memory(
@@ -72,7 +72,7 @@ def test_size_of_shared_memory(
 @pytest.mark.parametrize("size", ["8Gi", "9Gi"])
 def test_shared_memory_of_the_whole_limit_is_refused(size: str) -> None:
     with pytest.raises(InvalidManifest) as refused:
-        build_pod({"enabled": True}, "8Gi", shm={"sizeLimit": size})
+        build_pod({"enabled": True}, "8Gi", sharedMemory=size)
     [error] = refused.value.errors
-    assert error.path == "spec.shm.sizeLimit"
+    assert error.path == "spec.sharedMemory"
     assert "must be less than the container's memory limit, which is 8Gi" in str(error)

@@ -40,7 +40,8 @@ def test_slowest_pair_has_nodes_of_its_measurement() -> None:
 
 def test_measurements_have_their_units() -> None:
     measured = {
-        "failed": ["other", "allreduce", "tcp"], "allReduceRate": 5e6, "pair": [1], "transport": "IB", "gpuDirect": True,
+        "failed": ["other", "allreduce", "tcp"], "allReduceRate": 5e6, "pair": [1],
+        "transport": "IB", "gpuDirect": True,
     }  # fmt: skip
     result = build_preflight(present(decode(page(preflight=measured)).preflight), Pods())
     assert result.failed == ("tcp", "allreduce")

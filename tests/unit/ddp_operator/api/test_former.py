@@ -1,0 +1,77 @@
+"""Fields of the release before: stored ones are taken over, new ones are refused with what replaces them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.completion import complete_job
+from ddp_operator.api.crd import build_spec_schema
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.former import FormerField, is_former, take_over_former
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import Profile
+from ddp_operator.api.written import parse_written
+from ddp_operator.features import SCHEMA, build_definitions
+from docs.pages.schemas import to_json_schema
+from tests.support.builders import resource
+
+REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("shm", {"shm": {"sizeLimit": "8Gi"}}, {"sharedMemory": "8Gi"}),
+    ("shm", {"shm": {}}, {}),
+]
+"""The path of a field, a spec of the release before, and the same in this version."""
+
+
+@pytest.mark.parametrize(("path", "old", "new"), REPLACED)
+def test_stored_field_is_taken_over(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert parse_resource(resource(**old), SCHEMA).spec == parse_resource(resource(**new), SCHEMA).spec
+
+
+@pytest.mark.parametrize(("path", "old", "new"), REPLACED)
+def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    with pytest.raises(InvalidManifest, match="removed; ") as refused:
+        parse_written(resource(**old), SCHEMA)
+    assert path in [error.path.removeprefix("spec.").replace("[0]", "[]") for error in refused.value.errors]
+    parse_written(resource(**new), SCHEMA)
+
+
+def test_every_former_field_has_an_example() -> None:
+    assert {field.path for field in SCHEMA.former} == {path for path, _, _ in REPLACED}
+
+
+def test_written_members_take_precedence() -> None:
+    job = parse_resource(resource(shm={"sizeLimit": "8Gi"}, sharedMemory="9Gi"), SCHEMA)
+    assert job.spec.shared_memory == "9Gi"
+
+
+def test_values_of_another_shape_are_kept_for_their_refusal() -> None:
+    field = FormerField("a.b", "write c", {"type": "string"}, lambda value: {"a": {"c": value}})
+    for spec in (None, 5, {"a": 5}, {"a": {"c": 1}}):
+        assert take_over_former(spec, (field,)) == spec
+    assert take_over_former({"a": {"b": 1, "d": 2}}, (field,)) == {"a": {"c": 1, "d": 2}}
+
+
+@pytest.mark.parametrize("of_job", [True, False])
+def test_profile_and_job_may_have_different_forms(of_job: bool) -> None:
+    old: dict[str, Any] = {"shm": {"sizeLimit": "8Gi"}}
+    new: dict[str, Any] = {"sharedMemory": "9Gi"}
+    own, base = (old, new) if of_job else (new, old)
+    profile = Profile(kind="ClusterDDPTrainingProfile", name="p", digest="d", job=base)
+    job = complete_job(resource(profileRef={"name": "p"}, **own), profile, SCHEMA)
+    assert job.spec.shared_memory == ("8Gi" if of_job else "9Gi")
+
+
+def test_api_server_keeps_stored_fields_and_refuses_new_ones() -> None:
+    shm = build_spec_schema(SCHEMA)["properties"]["shm"]
+    assert list(shm["properties"]) == ["sizeLimit"]
+    (rule,) = shm["x-kubernetes-validations"]
+    assert rule == {"rule": "false", "message": "removed; write sharedMemory: 8Gi with the value of its sizeLimit"}
+
+
+def test_schemas_for_editors_lack_former_fields() -> None:
+    for definition in build_definitions().values():
+        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        assert "Removed: " not in str(to_json_schema(schema)).replace("that a job may not change: removed", "")
+    assert not is_former(build_spec_schema(SCHEMA)["properties"]["sharedMemory"])
