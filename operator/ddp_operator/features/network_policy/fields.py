@@ -4,7 +4,6 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta, field
 
 from ddp_operator.api import child_names, constants
@@ -14,13 +13,8 @@ from ddp_operator.api.rule_builders import require
 from ddp_operator.api.schema import ChildBody, OwnChild, OwnFields
 from ddp_operator.api.spec import SpecFields
 
-
-class Peer(SpecFields, frozen=True, kw_only=True):
-    """A client that may connect, as in `from` of a NetworkPolicy."""
-
-    namespace_selector: Annotated[Any, Meta(description="Label selector of namespaces.")] = None
-    pod_selector: Annotated[Any, Meta(description="Label selector of pods.")] = None
-    ip_block: Annotated[Any, Meta(description="Range of addresses; not together with a selector.")] = None
+_PEER: Final = frozenset({"namespaceSelector", "podSelector", "ipBlock"})
+"""The members of a peer, of which an API server checks the rest in the NetworkPolicy itself."""
 
 
 class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
@@ -37,10 +31,10 @@ class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Further address ranges for connections of the pods, such as 10.0.0.0/8.")
     ] = ()
     metrics_from: Annotated[
-        tuple[Peer, ...] | None,
+        tuple[Annotated[Any, Meta(description="A NetworkPolicyPeer of Kubernetes.")], ...] | None,
         Meta(
-            description="Clients that may read the pods' metrics besides the operator, as in `from` of a "
-            "NetworkPolicy. Unset: pods labelled app.kubernetes.io/name=prometheus in any namespace. "
+            description="Clients that may read the pods' metrics besides the operator: NetworkPolicyPeers, as in "
+            "`from` of a NetworkPolicy. Unset: pods labelled app.kubernetes.io/name=prometheus in any namespace. "
             "[]: none."
         ),
     ] = None
@@ -72,12 +66,15 @@ def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, An
         except ValueError as error:
             message = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
             yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", message, cidr)
+    if policy.metrics_from is not None and not policy.enabled:
+        yield FieldError("spec.networkPolicy.metricsFrom", _NEEDS_POLICY, policy.metrics_from)
     for index, peer in enumerate(policy.metrics_from or ()):
-        if peer == Peer():
+        if not isinstance(peer, Mapping) or not peer or not peer.keys() <= _PEER:
             message = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
-            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
+            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, peer)
 
 
+_NEEDS_POLICY: Final = "has no effect without networkPolicy.enabled: true; set that or remove this field"
 _DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
 _PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
 """Label of Prometheus' pods in common charts and in the Prometheus operator."""
@@ -91,7 +88,7 @@ def build_policy(job: DDPTrainingJob, nodes: int) -> ChildBody:
     """Return the NetworkPolicy of all attempts: pods connect to each other and to DNS; named clients read metrics."""
     policy = read_policy(job)
     pods = {"matchLabels": child_names.child_labels(job.name)}
-    readers = [_labelled(_PROMETHEUS)] if policy.metrics_from is None else msgspec.to_builtins(policy.metrics_from)
+    readers = [_labelled(_PROMETHEUS)] if policy.metrics_from is None else policy.metrics_from
     operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
     egress: list[dict[str, Any]] = [
         {"to": [{"podSelector": pods}]},
@@ -118,13 +115,13 @@ def _labelled(labels: dict[str, str]) -> dict[str, Any]:
 FIELDS: Final = OwnFields(
     "network-policy",
     NetworkPolicyFields,
-    rules=tuple(
+    rules=(
         require(
-            f"networkPolicy.{name}",
-            f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
-            "has no effect without networkPolicy.enabled: true; set that or remove this field",
-        )
-        for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
+            "networkPolicy.egressCidrs",
+            "size(self.networkPolicy.egressCidrs) == 0"
+            " || (has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
+            _NEEDS_POLICY,
+        ),
     ),
     fixed_once="started",
     check=_check,

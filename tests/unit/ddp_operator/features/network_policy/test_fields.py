@@ -17,7 +17,7 @@ def test_members_need_policy() -> None:
         {"enabled": True, "metricsFrom": []},
         {"egressCidrs": []},
     )
-    bad = {"spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],), "spec.networkPolicy.metricsFrom": ([],)}
+    bad = {"spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],)}
     check_fields(FEATURE, {"spec.networkPolicy": policies}, bad)
 
 

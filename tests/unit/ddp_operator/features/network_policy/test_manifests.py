@@ -56,9 +56,11 @@ def test_network_policy_with_host_network_is_refused() -> None:
     assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
 
-def test_metrics_reader_without_selector_is_refused() -> None:
-    words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, {}]})
-    assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
+@pytest.mark.parametrize("peer", [{}, {"podSelector": {}, "namespace": "a"}, "pods"])
+def test_metrics_reader_without_selector_is_refused(peer: object) -> None:
+    words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, peer]})
+    assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: ")
+    assert "must have namespaceSelector," in words
 
 
 @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
