@@ -230,7 +230,7 @@ class TestPodSecurity:
         (manifest,) = (result for result in yaml.safe_load_all(path.read_text()) if result["kind"] == "DDPTrainingJob")
         manifest["metadata"].pop("namespace", None)
         status, answer = self.admitted(admin, standard, manifest)
-        if manifest["spec"].get("network"):  # memory locked for InfiniBand: see docs/scaling.md
+        if manifest["spec"].get("preflight"):  # memory locked for InfiniBand: see docs/scaling.md
             assert status == 403
             assert "IPC_LOCK" in answer["message"]
             return

@@ -99,6 +99,6 @@ def test_required_network_refuses_sockets(tmp_path: Path) -> None:
     assert {end.message["category"] for end in ended} == {"Network"}
     assert ended[0].message["message"] == (
         "the preflight failed: transport: traffic between pods uses Socket (the ranks have no GPU: gloo uses TCP); "
-        "spec.network requires IB or RoCE"
+        "spec.preflight requires IB or RoCE"
     )
     assert not (tmp_path / "started").exists()

@@ -28,8 +28,8 @@ GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
             {"recovery": {"nodeHealth": {"taints": ["x"]}}},
         ),
         (
-            "network.minPairMegabytesPerSecond",
-            {"network": {"minPairMegabytesPerSecond": 9}},
+            "preflight.minPairMegabytesPerSecond",
+            {"preflight": {"minPairMegabytesPerSecond": 9}},
             {"preflight": {"checks": ["pairs"]}},
         ),
         (

@@ -178,8 +178,10 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
             f"PyTorch is not installed for {interpreter}, which would run the pods; run `pip install torch` there, "
             "activate an environment with PyTorch, or name its Python with --python"
         )
-    if (manifest.resource["spec"].get("network") or {}).get("require"):
-        print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")
+    if (manifest.resource["spec"].get("preflight") or {}).get("require"):
+        print_note(
+            "spec.preflight.require: ignored on this machine, whose pods communicate over the loopback interface"
+        )
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     cpus = adapt.count_cpus()
     port = hold_free_port()

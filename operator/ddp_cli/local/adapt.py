@@ -58,7 +58,6 @@ _JOB_FIELDS: Final = {
     "scheduling": {"gang": "None", "placement": "Any"},
     "networkPolicy": {},
     "history": {},
-    "network": {"profile": "auto"},
 }
 
 
@@ -130,6 +129,15 @@ class Unsuitable(ValueError):
     """The manifest cannot run on this machine; each line names the field and the remedy."""
 
 
+def _drop_fields_of_clusters(spec: dict[str, Any]) -> None:
+    spec.pop("profileRef", None)  # the spec already contains the profile's fields
+    spec.pop("managedBy", None)  # the user runs the job here
+    spec.pop("history", None)  # the run's folder has all of it
+    preflight = spec.get("preflight") or {}
+    for name in ("require", "transports", "minPairMegabytesPerSecond"):
+        preflight.pop(name, None)  # for the nodes of a network
+
+
 def adapt_resource(
     resource: Object, changes: Changes, rendezvous_port: int, recovery: Object | None = None
 ) -> dict[str, Any]:
@@ -139,10 +147,7 @@ def adapt_resource(
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
-    spec.pop("profileRef", None)  # the spec already contains the profile's fields
-    spec.pop("managedBy", None)  # the user runs the job here
-    spec.pop("history", None)  # the run's folder has all of it
-    spec.pop("network", None)  # for the nodes of that network
+    _drop_fields_of_clusters(spec)
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]

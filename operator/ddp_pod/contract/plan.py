@@ -28,7 +28,7 @@ class WatchdogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightConfig:
-    """spec.preflight and spec.network, if they configure a check. ``fail``: any problem ends the pod.
+    """spec.preflight, if it configures a check. ``fail``: any problem ends the pod.
 
     ``require``: a problem of the network between ranks ends the pod even without ``fail``. ``transports``: the allowed
     ones, by the names of ``nccl_log``; empty: any, except sockets if ``require`` is set.

@@ -1,4 +1,4 @@
-"""``spec.preflight`` and ``spec.network``: checks of the network before training, and their results."""
+"""``spec.preflight``: checks of the network before training, and their results."""
 
 from typing import Final
 

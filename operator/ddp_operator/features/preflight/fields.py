@@ -1,4 +1,4 @@
-"""``spec.preflight`` and ``spec.network``: their rules, the check of the pods, and the plan of the checks."""
+"""``spec.preflight``: its rules, the check of the pods, and the plan of the checks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,7 +8,8 @@ from msgspec import Meta, field
 
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.constants import PREFLIGHT_CHECKS
-from ddp_operator.api.errors import FieldError
+from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.rule_builders import read_or_default, require, require_between
@@ -40,13 +41,6 @@ class Preflight(SpecFields, frozen=True, kw_only=True):
     min_megabytes_per_second: Annotated[
         int, Meta(description="Minimum bus bandwidth of allreduce, in 10^6 bytes per second.")
     ] = 0
-
-
-class Network(SpecFields, frozen=True, kw_only=True):
-    """The network between the nodes, and whether training may start on a different one (docs/scaling.md). It has no
-    effect on a job with a single pod."""
-
-    profile: Annotated[str | None, Meta(description="Removed: name a profile of deploy/profiles in profileRef.")] = None
     transports: Annotated[
         tuple[str, ...],
         Meta(
@@ -57,8 +51,8 @@ class Network(SpecFields, frozen=True, kw_only=True):
     require: Annotated[
         bool,
         Meta(
-            description="True: the attempt fails before training if NCCL uses another transport, or a pair of "
-            "pods is too slow."
+            description="True: the attempt of more than one pod fails before training if NCCL uses another transport, "
+            "or a pair of pods is too slow, whatever the mode (docs/scaling.md)."
         ),
     ] = False
     min_pair_megabytes_per_second: Annotated[
@@ -71,26 +65,21 @@ class PreflightFields(SpecFields, frozen=True, kw_only=True):
     """The part of this feature in the spec."""
 
     preflight: Preflight = field(default_factory=Preflight)
-    network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
 
 
-def _find_network(job: DDPTrainingJob) -> Network:
-    """Return the network settings of a job. They do not apply to a job with a single pod that is not elastic."""
-    network = FIELDS.read(job.spec).network
-    has_single_pod = job.spec.nodes == 1 and not job.spec.elastic
-    if has_single_pod or network is None:
-        return Network()
-    return network
+def _has_network(job: DDPTrainingJob) -> bool:
+    """Return whether pods of a job may exchange data."""
+    return job.spec.nodes > 1 or job.spec.elastic is not None
 
 
 def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
     """Return the plan with the checks before training and their thresholds, if there are checks."""
     preflight = FIELDS.read(job.spec).preflight
-    network = _find_network(job)
-    min_pair_megabytes = network.min_pair_megabytes_per_second or 0
+    is_required = preflight.require and _has_network(job)
+    min_pair_megabytes = (preflight.min_pair_megabytes_per_second or 0) if _has_network(job) else 0
 
     selected = set[str](preflight.checks)
-    if network.require:
+    if is_required:
         selected.add("allreduce")
         if min_pair_megabytes:
             selected.add("pairs")
@@ -102,31 +91,38 @@ def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
         checks=checks,
         min_bytes_per_second=preflight.min_megabytes_per_second * 10**6,
         min_pair_bytes_per_second=min_pair_megabytes * 1e6,
-        require=network.require,
-        transports=network.transports,
+        require=is_required,
+        transports=preflight.transports,
     )
     return replace(plan, preflight=config)
 
 
 def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check that the pods can use the required network."""
-    written = FIELDS.read(job.spec).network
-    if written is not None and written.profile not in (None, "auto"):
-        yield FieldError("spec.network.profile", NETWORK_PROFILE_REMOVED, written.profile)
-    network = _find_network(job)
+    preflight = FIELDS.read(job.spec).preflight
     if (
-        network.require
-        and "Socket" not in network.transports
+        preflight.require
+        and _has_network(job)
+        and "Socket" not in preflight.transports
         and not (count_pod_gpus(pod) or pod.get("resourceClaims"))
     ):
         message = (
             "needs GPUs, because gloo on CPUs uses sockets; add nvidia.com/gpu to the trainer's limits, or remove this "
             "field"
         )
-        yield FieldError("spec.network.require", message, value=True)
+        yield FieldError("spec.preflight.require", message, value=True)
 
 
-_REQUIRED: Final = read_or_default("network.require", False)
+def _take_over_network(network: Any) -> Mapping[str, Any]:
+    if not isinstance(network, Mapping):
+        return {}
+    profile = network.get("profile")
+    if profile not in (None, "auto"):  # without the fields of the fabric the job would train over another network
+        raise InvalidManifest([FieldError("spec.network.profile", NETWORK_PROFILE_REMOVED, profile)])
+    return {"preflight": {name: value for name, value in network.items() if name != "profile"}}
+
+
+_REQUIRED: Final = read_or_default("preflight.require", False)
 _CHECKS: Final = read_or_default("preflight.checks", [])
 FIELDS: Final = OwnFields(
     "preflight",
@@ -145,28 +141,36 @@ FIELDS: Final = OwnFields(
             f"!{_REQUIRED} || {read_or_default('preflight.mode', Preflight().mode)} != 'Off'",
             "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
             "remove this field",
-            field=".network.require",
+            field=".preflight.require",
         ),
         CelRule(
-            "spec.network",
-            "!has(self.profile) || self.profile == 'auto'",
-            NETWORK_PROFILE_REMOVED,
-            field=".profile",
-        ),
-        CelRule(
-            "spec.network.transports",
+            "spec.preflight.transports",
             "size(self) <= 8 && self.all(t, size(t) >= 1 && size(t) <= 40)",
             "must have at most 8 names of 1 to 40 characters; change them",
         ),
-        require_between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
+        require_between("spec.preflight.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
         require(
-            "network.minPairMegabytesPerSecond",
-            f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
-            "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
-            "true, or remove this field",
+            "preflight.minPairMegabytesPerSecond",
+            f"self.preflight.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
+            "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set "
+            "preflight.require: true, or remove this field",
         ),
     ),
     fixed_once="run",
     check=_check,
     plan=_plan,
+    former=(
+        FormerField(
+            "network",
+            "write transports, require and minPairMegabytesPerSecond into preflight; for profile, name one of "
+            "deploy/profiles in profileRef",
+            describe_members(
+                profile=TEXT,
+                transports={"type": "array", "items": TEXT, "description": TEXT["description"]},
+                require={**TEXT, "type": "boolean"},
+                minPairMegabytesPerSecond={**TEXT, "type": "integer"},
+            ),
+            _take_over_network,
+        ),
+    ),
 )

@@ -18,7 +18,7 @@ from .probe import PairRate, ProbeResult, measure_network
 
 _FABRIC_REMEDY = (
     "check that the node has the network's devices, the pod requests them, and the image has their NCCL plugin "
-    "(docs/scaling.md); without spec.network.require the job trains on any transport"
+    "(docs/scaling.md); without spec.preflight.require the job trains on any transport"
 )
 _CHECKS_BETWEEN_RANKS = ("allreduce", "transport", "pairs")
 _CONNECT_SECONDS = 10
@@ -47,7 +47,7 @@ class PreflightDone(NamedTuple):
 
 
 class PreflightError(KnownFailure):
-    """A check has failed and spec.preflight.mode is Fail, or spec.network.require is set.
+    """A check has failed and spec.preflight.mode is Fail, or spec.preflight.require is set.
 
     ``problems``: the fatal ones by check; ``report``: of ``run_preflight``.
     """
@@ -155,10 +155,10 @@ def _find_problems(result: ProbeResult, plan: PreflightConfig, *, across_machine
 
 
 def _check_transport(result: ProbeResult, plan: PreflightConfig, *, across_machines: bool) -> str:
-    """Return the violation of spec.network by the transport between pods; empty if there is none."""
+    """Return the violation of spec.preflight.transports by the transport between pods; empty if there is none."""
     if not result.transport:
         if plan.require and across_machines:
-            return "NCCL's log does not name the transport, which spec.network.require needs"
+            return "NCCL's log does not name the transport, which spec.preflight.require needs"
         return ""
     if plan.transports:
         accepted = result.transport in plan.transports
@@ -169,7 +169,7 @@ def _check_transport(result: ProbeResult, plan: PreflightConfig, *, across_machi
     if accepted:
         return ""
     reason = f" ({result.reason})" if result.reason else ""
-    return f"traffic between pods uses {result.transport}{reason}; spec.network requires {required}"
+    return f"traffic between pods uses {result.transport}{reason}; spec.preflight requires {required}"
 
 
 def _find_slowest(pairs: Sequence[PairRate]) -> PairRate | None:
@@ -201,7 +201,7 @@ def _find_slow_pod(pairs: Sequence[PairRate], required: float) -> int | None:
 
 
 def find_fatal(report: PreflightReport, plan: PreflightConfig) -> dict[str, str]:
-    """Return the problems that end the pod: by spec.preflight any, by spec.network.require those between ranks."""
+    """Return the problems that end the pod: by spec.preflight any, by spec.preflight.require those between ranks."""
     fatal = {}
     for check, problem in report.problems.items():
         fails_preflight = plan.fail and check != "transport"

@@ -42,11 +42,10 @@ def test_scheduling_and_network_give_note_only_if_set() -> None:
     defaults = {
         "scheduling": {"gang": "None", "placement": "Any"},
         "networkPolicy": {"enabled": False},
-        "network": {"profile": "auto", "require": False},
     }
     assert check_job(defaults) == check_job({}) == []
-    asked = {"scheduling": {"gang": "Volcano"}, "networkPolicy": {"enabled": True}, "network": {"require": True}}
-    assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy", "spec.network"]
+    asked = {"scheduling": {"gang": "Volcano"}, "networkPolicy": {"enabled": True}}
+    assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ from tests.support.builders import resource
 REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("shm", {"shm": {"sizeLimit": "8Gi"}}, {"sharedMemory": "8Gi"}),
     ("shm", {"shm": {}}, {}),
+    (
+        "network",
+        {"network": {"profile": "auto", "require": True, "transports": ["IB"]}, "preflight": {"mode": "Fail"}},
+        {"preflight": {"mode": "Fail", "require": True, "transports": ["IB"]}},
+    ),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""
 
@@ -39,6 +44,11 @@ def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str,
 
 def test_every_former_field_has_an_example() -> None:
     assert {field.path for field in SCHEMA.former} == {path for path, _, _ in REPLACED}
+
+
+def test_profile_of_a_network_is_refused_also_where_it_is_stored() -> None:
+    with pytest.raises(InvalidManifest, match=r"spec\.network\.profile: .* apply deploy/profiles/fabric-<name>"):
+        parse_resource(resource(network={"profile": "ib"}), SCHEMA)
 
 
 def test_written_members_take_precedence() -> None:

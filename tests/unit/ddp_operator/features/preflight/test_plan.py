@@ -38,7 +38,7 @@ def trainer_of(*, nodes: int = 2, **spec: Any) -> Any:
     return pod["containers"][0]
 
 
-def preflight(**spec: Any) -> Any:
+def preflight_of(**spec: Any) -> Any:
     variables = {item["name"]: item.get("value") for item in trainer_of(**spec)["env"]}
     return json.loads(variables[ENV_LAUNCHER_CONFIG]).get("preflight")
 
@@ -54,7 +54,7 @@ class TestProfiles:
     def test_log_of_network_counts_as_its_profile_alone(self, name: str, log: str) -> None:
         """The lines are published ones: from issues of NCCL and aws-ofi-nccl, and from Google's and NVIDIA's guides."""
         transport = read_network(log).transport
-        assert [fabric for fabric in FABRICS if transport in read_fabric(fabric)["network"]["transports"]] == [name]
+        assert [fabric for fabric in FABRICS if transport in read_fabric(fabric)["preflight"]["transports"]] == [name]
 
     @pytest.mark.parametrize("name", FABRICS)
     def test_no_pod_shares_its_nodes_network_or_is_privileged(self, name: str) -> None:
@@ -67,22 +67,17 @@ class TestProfiles:
 class TestRefusals:
     def test_required_network_needs_gpus(self) -> None:
         cpus = template(trainer())
-        assert refusal(network=REQUIRED, template=cpus).startswith(
-            "spec.network.require: Invalid value: true: needs GPUs"
+        assert refusal(preflight=REQUIRED, template=cpus).startswith(
+            "spec.preflight.require: Invalid value: true: needs GPUs"
         )
-        assert trainer_of(network={"transports": ["Socket"], "require": True}, template=cpus)
-        assert trainer_of(network=REQUIRED, template=cpus, nodes=1), "one pod has no network to require"
-        assert trainer_of(network=REQUIRED, template=claiming(), procPerNode=8)
-
-    def test_removed_network_profile_is_refused_with_its_replacement(self) -> None:
-        words = refusal(network={"profile": "ib"})
-        assert words.startswith('spec.network.profile: Invalid value: "ib": removed; apply deploy/profiles/fabric-')
-        assert trainer_of(network={"profile": "auto"}), "the former default"
+        assert trainer_of(preflight={"transports": ["Socket"], "require": True}, template=cpus)
+        assert trainer_of(preflight=REQUIRED, template=cpus, nodes=1), "one pod has no network to require"
+        assert trainer_of(preflight=REQUIRED, template=claiming(), procPerNode=8)
 
 
 class TestPreflight:
     def test_required_network_is_checked_with_any_checks(self) -> None:
-        plan = preflight(network=REQUIRED | {"minPairMegabytesPerSecond": 2000})
+        plan = preflight_of(preflight=REQUIRED | {"minPairMegabytesPerSecond": 2000})
         assert plan["checks"] == ["dns", "tcp", "allreduce", "pairs"]
         assert (plan["require"], plan["fail"]) == (True, False)
         assert plan["transports"] == ["IB", "NVLink"]
@@ -90,10 +85,10 @@ class TestPreflight:
 
     @pytest.mark.parametrize("network", [REQUIRED, REQUIRED | {"minPairMegabytesPerSecond": 0}])
     def test_no_pairs_are_measured_without_minimum(self, network: dict[str, Any]) -> None:
-        plan = preflight(network=network)
+        plan = preflight_of(preflight=network)
         assert plan["checks"] == ["dns", "tcp", "allreduce"]
         assert plan.get("minPairBytesPerSecond", 0) == 0
 
     def test_single_pod_job_requires_no_network_unless_elastic(self) -> None:
-        assert "require" not in (preflight(network=REQUIRED, nodes=1) or {})
-        assert preflight(network=REQUIRED, nodes=1, elastic={"minNodes": 1, "maxNodes": 4})["require"] is True
+        assert "require" not in (preflight_of(preflight=REQUIRED, nodes=1) or {})
+        assert preflight_of(preflight=REQUIRED, nodes=1, elastic={"minNodes": 1, "maxNodes": 4})["require"] is True
