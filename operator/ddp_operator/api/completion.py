@@ -9,7 +9,7 @@ from msgspec import structs
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import name_object
-from ddp_operator.api.former import take_over_former
+from ddp_operator.api.former import find_former, list_former, take_over_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import OwnFields, Schema, call_owner
@@ -52,11 +52,29 @@ def complete_spec(schema: Schema, resource: Mapping[str, Any], values: Profile) 
 
 def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: Schema) -> DDPTrainingJob:
     """Return the typed resource, completed by its profile. Raises: InvalidManifest."""
+    former = None
     if profile is not None:
         refuse_oversize(resource.get("spec"))
+        former = _list_former(schema, resource, profile)
         resource = {**resource, "spec": complete_spec(schema, resource, profile)}
     job = parse_resource(resource, schema)
+    if former is not None:
+        job = replace(job, former=former)
     return replace(job, is_completed=is_completed(schema, job.spec))
+
+
+def _list_former(schema: Schema, resource: Mapping[str, Any], values: Profile) -> dict[str, Any] | None:
+    """Return the former members of a spec and its profile, merged as the release before did; None: they have none."""
+    part = find_completing(schema)
+    own = resource.get("spec")
+    if (
+        part is None
+        or part.completion is None
+        or not any(find_former(spec, schema.former) for spec in (own, values.job))
+    ):
+        return None
+    hook = partial(part.completion.merge, own, values)
+    return list_former(call_owner(part, name_object(resource), hook, Mapping), schema.former)
 
 
 def _drop_disabled(spec: dict[str, Any], own: Mapping[str, Any], switch: str) -> None:

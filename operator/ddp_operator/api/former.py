@@ -20,15 +20,15 @@ class FormerField:
     """A field that was removed, or became part of another one.
 
     ``path``: from the spec, such as ``shm``; below ``inputs[]`` of each item of a list. ``remedy``: what to write
-    instead. ``schema``: of the values that are stored. ``take_over``: returns the members that replace a value, from
-    the spec or the item of the list; a value of another shape may come from a file. Members that are written
-    themselves take precedence.
+    instead. ``schema``: of the values that are stored. ``take_over``: takes a value and the spec, or the item of the
+    list, that has it, and returns what replaces it there; a value of another shape may come from a file. Members that
+    are written themselves take precedence.
     """
 
     path: str
     remedy: str
     schema: Mapping[str, Any]
-    take_over: Callable[[Any], Mapping[str, Any]]
+    take_over: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
     @property
     def message(self) -> str:
@@ -46,6 +46,14 @@ def take_over_former(spec: Any, former: Sequence[FormerField]) -> Any:
     for field in former:
         spec = _take_over(spec, *_split(field), field)
     return spec
+
+
+def list_former(spec: Any, former: Sequence[FormerField]) -> dict[str, Any]:
+    """Return the stored members whose form has changed; None: only the new form has the member."""
+    taken = take_over_former(spec, former)
+    if not isinstance(spec, Mapping) or taken is spec:
+        return {}
+    return {name: spec.get(name) for name in {**spec, **taken} if spec.get(name) != taken.get(name)}
 
 
 def find_former(spec: Any, former: Sequence[FormerField]) -> list[FieldError]:
@@ -100,7 +108,7 @@ def _replace(owner: Any, names: tuple[str, ...], field: FormerField) -> Any:
     value = owner
     for name in names:
         value = value[name]
-    return _merge(field.take_over(value), _without(owner, names))
+    return _merge(field.take_over(value, owner), _without(owner, names))
 
 
 def _find(spec: Any, items: str, names: tuple[str, ...], field: FormerField) -> Iterator[str]:

@@ -56,6 +56,8 @@ class DDPTrainingJob:
     """That of the spec."""
     is_completed: bool = False
     """Whether the spec names an object with further values, which it has."""
+    former: Mapping[str, Any] = field(default_factory=dict)
+    """The members of the stored spec that have the form of the release before; None: only that of this one has it."""
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""
 
@@ -114,6 +116,14 @@ class DDPTrainingJob:
         """A digest of the fields whose change replaces the Job before a pod has run."""
         fields = msgspec.to_builtins(self.spec)
         kept = {name: fields[name] for name in self.schema.replacing if name in fields}
+        # As the release before wrote it: another digest would replace the Jobs of waiting jobs, which lose their place.
+        kept = {"shm": {}, **kept}
+        names = {*self.schema.replacing, *(field.path for field in self.schema.former)}
+        for name in names & self.former.keys():
+            kept[name] = self.former[name]
+            if kept[name] is None:
+                del kept[name]
+                kept |= {name: {}} if name in self.schema.groups else {}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

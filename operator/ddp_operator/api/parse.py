@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.former import take_over_former
+from ddp_operator.api.former import list_former, take_over_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
@@ -47,6 +47,7 @@ def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
         spec=_parse_spec(raw.get("spec"), schema),
         status=parse_status(raw),
         schema=schema,
+        former=list_former(raw.get("spec"), schema.former),
     )
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from msgspec import NODEFAULT, structs
-
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.completion import find_completing
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
@@ -42,9 +40,8 @@ def _complete_rules(rules: Iterable[CelRule], schema: Schema) -> Iterator[CelRul
     if completing is None:
         yield from rules
         return
-    groups = [field.encode_name for field in structs.fields(schema.spec) if field.default_factory is not NODEFAULT]
     names_values = " || ".join(map(is_set, completing.names))
-    is_incomplete = f"({names_values} && !({' && '.join(map(is_set, groups))}))"
+    is_incomplete = f"({names_values} && !({' && '.join(map(is_set, schema.groups))}))"
     for rule in rules:
         yield replace(rule, cel=f"{is_incomplete} || {rule.cel}") if rule.if_complete else rule
 

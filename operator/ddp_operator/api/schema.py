@@ -70,7 +70,7 @@ _FORMER: Final = (
         "shm",
         "write sharedMemory: 8Gi with the value of its sizeLimit",
         describe_members(sizeLimit=TEXT),
-        lambda shm: {"sharedMemory": shm["sizeLimit"]} if shm and "sizeLimit" in shm else {},
+        lambda shm, _: {"sharedMemory": shm["sizeLimit"]} if shm and "sizeLimit" in shm else {},
     ),
 )
 """The kernel's fields of the release before."""
@@ -282,6 +282,11 @@ class Schema:
         preparing = [part for part in self.owned if part.prepare is not None]
         self.replacing: Final = (*self.list_fixed("run"), *(name for part in preparing for name in part.names))
         """The members whose change replaces the Job before a pod has run."""
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """The members that every spec has, as they have a default below them."""
+        return tuple(field.encode_name for field in structs.fields(self.spec) if field.default_factory is not NODEFAULT)
 
     @cached_property
     def with_defaults(self) -> tuple[str, ...]:

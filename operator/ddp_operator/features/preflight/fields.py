@@ -113,7 +113,7 @@ def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, An
         yield FieldError("spec.preflight.require", message, value=True)
 
 
-def _take_over_network(network: Any) -> Mapping[str, Any]:
+def _take_over_network(network: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(network, Mapping):
         return {}
     profile = network.get("profile")

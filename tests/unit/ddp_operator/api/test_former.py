@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -42,6 +44,28 @@ def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str,
     parse_written(resource(**new), SCHEMA)
 
 
+OF_RELEASE_BEFORE = {
+    "shm": {"shm": {"sizeLimit": "8Gi"}, "preflight": {}, "watchdog": {}},
+    "network": {"shm": {}, "network": {"require": True}, "preflight": {"mode": "Fail"}, "watchdog": {}},
+    "none": {"shm": {}, "preflight": {}, "watchdog": {}},
+}
+"""Former members, and those with a default, by which that release has computed the digest of a job."""
+
+
+@pytest.mark.parametrize("name", OF_RELEASE_BEFORE)
+@pytest.mark.parametrize("of_profile", [False, True])
+def test_waiting_job_has_the_digest_of_the_release_before(name: str, of_profile: bool) -> None:
+    """Its Job stays, and its place in a queue."""
+    members = OF_RELEASE_BEFORE[name]
+    written = {key: value for key, value in members.items() if value}
+    raw = resource(profileRef={"name": "p"}, **({} if of_profile else written))
+    profile = Profile(kind="ClusterDDPTrainingProfile", name="p", digest="d", job=written if of_profile else {})
+    job = complete_job(raw, profile, SCHEMA)
+    fixed = {"procPerNode": raw["spec"]["procPerNode"]} if "procPerNode" in raw["spec"] else {}
+    digested = json.dumps({**members, **fixed, "template": raw["spec"]["template"]}, sort_keys=True)
+    assert job.spec_digest == hashlib.sha256(digested.encode()).hexdigest()[:16]
+
+
 def test_every_former_field_has_an_example() -> None:
     assert {field.path for field in SCHEMA.former} == {path for path, _, _ in REPLACED}
 
@@ -57,7 +81,7 @@ def test_written_members_take_precedence() -> None:
 
 
 def test_values_of_another_shape_are_kept_for_their_refusal() -> None:
-    field = FormerField("a.b", "write c", {"type": "string"}, lambda value: {"a": {"c": value}})
+    field = FormerField("a.b", "write c", {"type": "string"}, lambda value, _: {"a": {"c": value}})
     for spec in (None, 5, {"a": 5}, {"a": {"c": 1}}):
         assert take_over_former(spec, (field,)) == spec
     assert take_over_former({"a": {"b": 1, "d": 2}}, (field,)) == {"a": {"c": 1, "d": 2}}
