@@ -81,14 +81,14 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "code-in-a-config-map": resource(
         "code", nodes=2,
-        code={"configMapName": "ddp-code-1", "digest": "1" * 64, "commit": "2" * 40, "pip": "requirements.txt"},
+        code={"source": "configmap/ddp-code-1", "digest": "1" * 64, "revision": "2" * 12, "pip": "requirements.txt"},
     ),
     "code-on-a-claim": resource(
-        "code", code={"claimName": "sources", "path": "ddp/1.tar.gz", "digest": "1" * 64, "mountPath": "/src"},
+        "code", code={"source": "claim/sources/ddp/1.tar.gz", "digest": "1" * 64, "mountPath": "/src"},
         template=template(trainer(workingDir="/src/sub")),
     ),
     "code-in-an-image": resource(
-        "code", code={"image": f"registry.example.com/code@sha256:{'3' * 64}", "digest": "1" * 64},
+        "code", code={"source": f"image/registry.example.com/code@sha256:{'3' * 64}", "digest": "1" * 64},
         template=template(trainer(), imagePullSecrets=[{"name": "registry"}]),
     ),
     "volcano-with-network-policy": resource(

@@ -207,12 +207,12 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     shown = capsys.readouterr().err
     assert "code: 2 files of " in shown
     assert "left out possible secrets: .env, kubeconfig;" in shown
-    job = await actors.resource("train", lambda resource: resource.get("status", {}).get("code"))
-    name = job["spec"]["code"]["configMapName"]
+    job = await actors.resource("train", lambda resource: resource.get("status", {}).get("phase"))
+    name = job["spec"]["code"]["source"].removeprefix("configmap/")
     config_map = await actors.get("ConfigMap", name)
     assert config_map is not None
     assert [owner["uid"] for owner in config_map["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-    assert job["status"]["code"]["revision"] == job["spec"]["code"]["digest"][:12]
+    assert job["spec"]["code"]["revision"] == job["spec"]["code"]["digest"][:12]
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python3", "train.py"]
 

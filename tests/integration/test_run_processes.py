@@ -404,7 +404,7 @@ def test_all_pods_and_attempts_run_packed_folder(tmp_path: Path) -> None:
         assert run.wait() == 0, run.output
         status = run.read_status()
         folder = run.run_folder
-    assert (status["attempt"], status["code"]["revision"]) == (2, digest[:12])
+    assert status["attempt"] == 2
     logs = (folder / "logs" / "attempt-2-pod-1.log").read_text()
     assert "rank 1 has read ['1', '2', '3'] in attempt 2" in logs
     assert f"[launcher] unpacked code {digest[:12]}: 5 files in " in logs

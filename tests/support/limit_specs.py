@@ -16,7 +16,7 @@ ARGUMENT = 131_000  # bytes; Linux starts no program with a longer one
 SCRIPT = 16_000
 VALUES = MAX_VALUES - 500
 FURTHER: Json = {
-    "code": {"digest": "0" * 64, "configMapName": "code", "mountPath": "/code", "pip": "r.txt"},
+    "code": {"digest": "0" * 64, "source": "configmap/code", "mountPath": "/code", "pip": "r.txt"},
     "inputs": [
         {"name": "a", "url": "https://a/b", "mountPath": "/in", "claimName": "c", "checksum": f"sha256:{0:064}"}
     ],

@@ -45,7 +45,7 @@ def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
     """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
     pod = build_pod(code, template)
     raised = pod | {"spec": raise_requests(pod["spec"], template.pod, template.trainer)}
-    with _running_pod(api, (pod, raised), code.spec["claimName"], "Running") as name:
+    with _running_pod(api, (pod, raised), code.claim, "Running") as name:
         return _send(api, name, code)
 
 
@@ -99,7 +99,7 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
     }
     container |= {key: trainer[key] for key in ("imagePullPolicy",) if key in trainer}
     pod = {key: template.pod[key] for key in _KEPT if template.pod.get(key)}
-    return _build_claim_pod(f"ddp-code-{code.archive.digest[:8]}-", code.spec["claimName"], container, pod)
+    return _build_claim_pod(f"ddp-code-{code.archive.digest[:8]}-", code.claim, container, pod)
 
 
 def _build_claim_pod(prefix: str, claim: str, container: Object, pod: Object) -> Object:
@@ -155,7 +155,7 @@ def _send(api: Api, pod: str, code: PackedCode) -> str:
     """Send the archive to a shell in the pod. Raises: ClientError."""
     from websocket import WebSocketException
 
-    path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
+    path = f"{constants.CODE_MOUNT_PATH}/{code.path}"
     command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
     try:
         socket = open_exec(api, pod, command, stdin=True, stderr=True, binary=True)
@@ -166,7 +166,7 @@ def _send(api: Api, pod: str, code: PackedCode) -> str:
     except (WebSocketException, OSError) as error:
         transfer = _Transfer(b"", "", str(error))
 
-    claim = code.spec["claimName"]
+    claim = code.claim
     if transfer.connection_error and not transfer.errors:
         raise ClientError(
             f"lost the connection to the pod that writes to claim {claim} ({transfer.connection_error}); try again"
@@ -174,7 +174,7 @@ def _send(api: Api, pod: str, code: PackedCode) -> str:
     if b"kept\n" in transfer.output:
         return f"the claim {claim} has it already"
     if b"stored\n" in transfer.output:
-        return f"stored on the claim {claim} as {code.spec['path']}"
+        return f"stored on the claim {claim} as {code.path}"
     reason = transfer.errors.splitlines()[-1] if transfer.errors else "no response"
     raise ClientError(f"the code cannot be written to claim {claim}: {reason}")
 

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-import msgspec
-
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.client.claim import put_on_claim
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import CODE_PREFIX, PackedCode
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.features.code.fields import CONFIG_MAP, FIELDS
 from ddp_operator.manifests.template import resolve_template
 
 _STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -63,9 +62,9 @@ def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
 
 def _find_config_map(job: DDPTrainingJob) -> str | None:
     """Return the name of the ConfigMap with a job's code; None: it has no code, or has it elsewhere."""
-    code = msgspec.to_builtins(job.spec).get("code") or {}
-    name: str | None = code.get("configMapName")
-    return name
+    code = FIELDS.read(job.spec).code
+    kind, name, _ = code.place if code is not None else ("", "", "")
+    return name if kind == CONFIG_MAP else None
 
 
 def _check_exists(api: Api, name: str) -> None:
@@ -75,7 +74,7 @@ def _check_exists(api: Api, name: str) -> None:
         if error.status != 404:
             raise
         raise ClientError(
-            f'spec.code.configMapName: ConfigMap "{name}" does not exist in namespace "{api.namespace}": it is deleted '
+            f'spec.code.source: ConfigMap "{name}" does not exist in namespace "{api.namespace}": it is deleted '
             "with the last job that uses it; submit with --workdir DIR, which packs the folder again"
         ) from None
 

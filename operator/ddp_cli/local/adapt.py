@@ -17,6 +17,7 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.api.kubeobjects import find_trainer, is_gpu
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
+from ddp_operator.features.code.fields import CONFIG_MAP, IMAGE
 from ddp_pod.contract.processes import read_cpu_quota
 
 
@@ -248,11 +249,11 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
 
 def check_code(resource: Object, others: Sequence[Object]) -> None:
     """Check that the code of the job is a claim or in the file. Raises: Unsuitable."""
-    code = resource["spec"].get("code") or {}
+    kind, _, name = (resource["spec"].get("code") or {}).get("source", "").partition("/")
     config_maps = [item["metadata"]["name"] for item in others if item.get("kind") == "ConfigMap"]
-    for name, problem in (("image", "no image is pulled on this machine"), ("configMapName", "not in the file")):
-        if code.get(name) and code[name] not in config_maps:
-            raise Unsuitable(f"spec.code.{name}: {code[name]}: {problem}; name the folder with --workdir")
+    if kind == IMAGE or (kind == CONFIG_MAP and name not in config_maps):
+        problem = "no image is pulled on this machine" if kind == IMAGE else "not in the file"
+        raise Unsuitable(f"spec.code.source: {name}: {problem}; name the folder with --workdir")
 
 
 def check_ports(base: int, nodes: int) -> None:

@@ -128,9 +128,7 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
     }
     code = resource["spec"].get("code")
     if code:
-        changes = " with changes" if code.get("dirty") else ""
-        commit = f"commit {code['commit']}{changes}, " if code.get("commit") else ""
-        facts["code"] = f"{commit}digest {code['digest']}"
+        facts["code"] = f"{code.get('revision', '')} digest {code['digest']}".lstrip()
     containers = resource["spec"]["template"]["spec"]["containers"]
     variables = {**environ, **{entry["name"]: str(entry.get("value", "")) for entry in containers[0].get("env") or ()}}
     facts["variables"] = " ".join(

@@ -301,8 +301,9 @@ def _explain_failure(case: _Case) -> Why | None:
     failure = case.status.last_failure
 
     what = _describe_end(case, failed)
-    if case.status.code:
-        what += f" Its code was {case.status.code.revision}."
+    revision = (case.spec.get("code") or {}).get("revision")
+    if revision:
+        what += f" Its code was {revision}."
     remedy = REMEDIES.get(reason, "")
     if failure is None:
         return case.conclude(reason, what, remedy or _READ_LOGS)

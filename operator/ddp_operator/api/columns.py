@@ -23,7 +23,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Val-Accuracy", "string", ".status.progress.valAccuracy", 1),
     ("Attempt", "integer", ".status.attempt", 1),
     ("Failure", "string", ".status.lastFailure.category", 1),
-    ("Code", "string", ".status.code.revision", 1),
+    ("Code", "string", ".spec.code.revision", 1),
     ("Position", "integer", ".status.queue.position", 1),
     ("Start", "string", ".status.queue.startP50", 1),
 )

@@ -66,12 +66,10 @@ def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: S
 def _list_former(schema: Schema, resource: Mapping[str, Any], values: Profile) -> dict[str, Any] | None:
     """Return the former members of a spec and its profile, merged as the release before did; None: they have none."""
     part = find_completing(schema)
-    own = resource.get("spec")
-    if (
-        part is None
-        or part.completion is None
-        or not any(find_former(spec, schema.former) for spec in (own, values.job))
-    ):
+    own = resource["spec"]
+    if part is None or part.completion is None:
+        return None
+    if not find_former(own, schema.former) and not find_former(values.job, schema.former):
         return None
     hook = partial(part.completion.merge, own, values)
     return list_former(call_owner(part, name_object(resource), hook, Mapping), schema.former)

@@ -227,15 +227,6 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
     recovery_seconds: Annotated[int | None, Meta(description="From the interruption to the next observed step.")] = None
 
 
-class CodeStatus(StatusFields, frozen=True, kw_only=True):
-    """Code that `ddp submit --workdir` packed."""
-
-    revision: Annotated[
-        str,
-        Meta(description="Short commit and digest of spec.code, such as 1a2b3c4d5e6f-dirty 9f86d081884c."),
-    ]
-
-
 StragglerCause = Literal["compute", "data", "sleep", "throttled", "cpu", "storage", "memory"]
 STRAGGLER_RATIO: Final = 1.3
 """Own time per step relative to the median rank's, from which on a rank is a straggler."""
@@ -390,7 +381,6 @@ class Status(StatusFields, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
-    code: CodeStatus | None = None
     tracking: TrackingStatus | None = None
     points: Annotated[
         tuple[str, ...],

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
 from ddp_operator.api import constants
+from ddp_operator.features.code.fields import CLAIM, CONFIG_MAP, Code, describe_revision
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
 
@@ -25,6 +26,21 @@ class PackedCode:
     folder: Path
     archive: Archive
     spec: Mapping[str, Any]
+
+    @property
+    def claim(self) -> str:
+        """The claim that the archive is for; empty: it is for a ConfigMap."""
+        kind, name, _ = self._place
+        return name if kind == CLAIM else ""
+
+    @property
+    def path(self) -> str:
+        """The path of the archive in its volume."""
+        return self._place[2]
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return Code(digest=self.archive.digest, source=self.spec["source"]).place
 
     def describe(self) -> str:
         """Return a line about the packed files, and lines about large ones and about possible secrets left out."""
@@ -62,7 +78,7 @@ class PackedCode:
     def check_size(self) -> None:
         """Check that the archive fits in a ConfigMap. Raises: CannotPack."""
         size = len(self.archive.data)
-        if "configMapName" in self.spec and size > CONFIG_MAP_LIMIT:
+        if self.spec["source"].startswith(f"{CONFIG_MAP}/") and size > CONFIG_MAP_LIMIT:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
                 f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {list_largest(self.archive.sizes)}. Name unneeded "
@@ -75,7 +91,7 @@ class PackedCode:
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": self.spec["configMapName"], "namespace": namespace, "labels": labels},
+            "metadata": {"name": code_config_map_name(self.archive.digest), "namespace": namespace, "labels": labels},
             "immutable": True,
             "binaryData": {constants.CODE_FILE: base64.b64encode(self.archive.data).decode()},
         }
@@ -96,12 +112,11 @@ def pack_code(
     archive = pack(folder, include, limit=limit if claim is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
         raise CannotPack(f"--pip: the packed files of {folder} have no {REQUIREMENTS}; add one")
-    spec: dict[str, Any] = {"digest": archive.digest}
+    source = f"{CONFIG_MAP}/{code_config_map_name(archive.digest)}"
     if claim is not None:
-        spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
-    else:
-        spec["configMapName"] = code_config_map_name(archive.digest)
-    spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
+        source = f"{CLAIM}/{claim}/ddp-code/{archive.digest}.tar.gz"
+    revision = describe_revision(archive.digest, archive.commit, is_dirty=archive.dirty)
+    spec = {"digest": archive.digest, "source": source, "revision": revision}
     return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))
 
 

@@ -130,6 +130,12 @@ class JobPage:
         return self.run.status
 
     @property
+    def revision(self) -> str:
+        """The name of the code that `ddp submit` packed; empty: unknown."""
+        code = (self.run.resource.get("spec") or {}).get("code")
+        return str(code.get("revision") or "") if isinstance(code, Mapping) else ""
+
+    @property
     def links(self) -> list[str]:
         """Addresses of the run in experiment trackers; pods report them, so others than web pages are left out."""
         links = self.status.tracking.links if self.status.tracking is not None else ()

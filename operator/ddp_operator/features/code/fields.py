@@ -1,6 +1,6 @@
 """``spec.code``: the archive with the training program, its volumes, and the plan of its unpacking."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
+from ddp_operator.api.former import TEXT, FormerField
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
 from ddp_operator.api.spec import Spec, SpecFields
@@ -16,32 +17,36 @@ from ddp_pod.contract.plan import CodeConfig, PodPlan
 _LONGEST: Final = {"maxLength": 4096}
 
 
+CONFIG_MAP: Final = "configmap"
+CLAIM: Final = "claim"
+IMAGE: Final = "image"
+"""Kinds of spec.code.source."""
+
+
 class Code(SpecFields, frozen=True, kw_only=True):
     """Working directory of the training command, packed by `ddp submit --workdir`, unpacked in each pod before its
-    ranks start. Set one of configMapName, claimName and image."""
+    ranks start."""
 
     digest: Annotated[
         str, Meta(description="SHA-256 of the archive's tar, in hex; each pod checks it.", extra_json_schema=_LONGEST)
     ]
-    config_map_name: Annotated[
-        str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.", extra_json_schema=_LONGEST)
-    ] = None
-    claim_name: Annotated[
-        str | None, Meta(description="PersistentVolumeClaim with the archive.", extra_json_schema=_LONGEST)
-    ] = None
-    path: Annotated[str | None, Meta(description="Path of the archive in the claim.", extra_json_schema=_LONGEST)] = (
-        None
-    )
-    image: Annotated[
-        str | None,
+    source: Annotated[
+        str,
         Meta(
-            description="Your OCI image, named by its digest, with the archive as /code.tar.gz: an image volume "
+            description="Place of the archive. configmap/NAME: its key code.tar.gz. claim/NAME/PATH: a file of a "
+            "PersistentVolumeClaim. image/REPOSITORY@sha256:…: /code.tar.gz of your OCI image, as an image volume "
             "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume).",
             extra_json_schema=_LONGEST,
         ),
+    ]
+    revision: Annotated[
+        str | None,
+        Meta(
+            description="Name of the code in `kubectl get -o wide`, from `ddp submit`: its Git commit, and of changed "
+            "files the digest, such as 1a2b3c4d5e6f-dirty 9f86d081884c.",
+            extra_json_schema=_LONGEST,
+        ),
     ] = None
-    commit: Annotated[str | None, Meta(description="Git commit of the folder.", extra_json_schema=_LONGEST)] = None
-    dirty: Annotated[bool | None, Meta(description="True: the folder has changes since that commit.")] = None
     mount_path: Annotated[
         str | None,
         Meta(description="Path of the folder in the pods. Unset: /workspace.", extra_json_schema=_LONGEST),
@@ -55,9 +60,26 @@ class Code(SpecFields, frozen=True, kw_only=True):
     ] = None
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """The kind of the source, the name of the object, and the path of the archive in its volume."""
+        kind, _, name = self.source.partition("/")
+        if kind != CLAIM:
+            return kind, name, constants.CODE_FILE
+        name, _, path = name.partition("/")
+        return kind, name, path
+
+    @property
     def folder(self) -> str:
         """The path of the folder in the pods."""
         return (self.mount_path or constants.CODE_FOLDER).rstrip("/")
+
+
+def describe_revision(digest: str, commit: str, *, is_dirty: bool) -> str:
+    """Return spec.code.revision of a folder. ``commit``: empty if it is unknown."""
+    if not commit:
+        return digest[:12]
+    # Two dirty trees of a commit differ in their digest alone.
+    return f"{commit[:12]}-dirty {digest[:12]}" if is_dirty else commit[:12]
 
 
 class CodeFields(SpecFields, frozen=True, kw_only=True):
@@ -72,7 +94,7 @@ def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
     if code is None:
         return plan
     config = CodeConfig(
-        archive=f"{constants.CODE_MOUNT_PATH}/{code.path or constants.CODE_FILE}",
+        archive=f"{constants.CODE_MOUNT_PATH}/{code.place[2]}",
         digest=code.digest,
         folder=code.folder,
         requirements=code.pip,
@@ -97,11 +119,12 @@ def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAdd
 
 def _list_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the name, source and mount path of each volume."""
-    archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
-    if code.claim_name:  # only the mount is read-only: the job may write to the same claim in another volume
-        archive = {"persistentVolumeClaim": {"claimName": code.claim_name}}
-    elif code.image:
-        archive = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
+    kind, name, _ = code.place
+    archive: dict[str, Any] = {"configMap": {"name": name}}
+    if kind == CLAIM:  # only the mount is read-only: the job may write to the same claim in another volume
+        archive = {"persistentVolumeClaim": {"claimName": name}}
+    elif kind == IMAGE:
+        archive = {"image": {"reference": name, "pullPolicy": "IfNotPresent"}}
     yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
     yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
     if code.pip:
@@ -113,20 +136,25 @@ def _list_mounts(spec: Spec) -> dict[str, str]:
     return {} if code is None else {code.folder: "spec.code.mountPath"}
 
 
+def _take_over_claim(name: Any, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"code": {"source": f"{CLAIM}/{name}/{spec['code'].get('path')}"}}
+
+
+def _take_over_commit(commit: Any, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    code = spec["code"]
+    is_dirty = code.get("dirty") is True
+    return {"code": {"revision": describe_revision(str(code.get("digest")), str(commit), is_dirty=is_dirty)}}
+
+
 FIELDS: Final = OwnFields(
     "code",
     CodeFields,
     rules=(
         CelRule(
-            "spec.code",
-            "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
-            "must have exactly one of configMapName, claimName and image; use `ddp submit --workdir`, which sets it",
-        ),
-        CelRule(
-            "spec.code",
-            "has(self.path) == has(self.claimName)",
-            "must be set together with claimName: it is the path of the archive in the claim; set both or none",
-            field=".path",
+            "spec.code.source",
+            "self.matches('^(configmap/[^/]+|claim/[^/]+/[^/].*|image/.+)$') && !self.matches('/[.][.](/|$)')",
+            "must be configmap/NAME, claim/NAME/PATH without '..', or image/REPOSITORY@sha256:…; use `ddp submit "
+            "--workdir`, which sets it",
         ),
         CelRule(
             "spec.code.digest",
@@ -134,8 +162,8 @@ FIELDS: Final = OwnFields(
             "must be a SHA-256 of 64 hexadecimal digits; use `ddp submit --workdir`, which sets it",
         ),
         CelRule(
-            "spec.code.image",
-            "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
+            "spec.code.source",
+            "!self.startsWith('image/') || self.matches('^[^ @]+[^/@]@sha256:[0-9a-f]{64}$')",
             "must name the image by its digest, repository@sha256:…, because a tag can move and later pods would run "
             "different code; write the digest that the registry shows",
         ),
@@ -145,17 +173,32 @@ FIELDS: Final = OwnFields(
             "must be an absolute path such as /workspace, and neither / nor a folder /opt/ddp-…, which the operator "
             "uses; change it",
         ),
-        *(
-            CelRule(
-                f"spec.code.{name}",
-                "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
-                f"must be a path in the {where}, without '..'; change it",
-            )
-            for name, where in (("path", "claim"), ("pip", "folder"))
+        CelRule(
+            "spec.code.pip",
+            "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
+            "must be a path in the folder, without '..'; change it",
         ),
     ),
     fixed_once="run",
     mounts=_list_mounts,
     plan=_plan,
     pod=_add,
+    former=(
+        FormerField(
+            "code.configMapName",
+            f"write code.source: {CONFIG_MAP}/NAME",
+            TEXT,
+            lambda name, _: {"code": {"source": f"{CONFIG_MAP}/{name}"}},
+        ),
+        FormerField("code.claimName", f"write code.source: {CLAIM}/NAME/PATH", TEXT, _take_over_claim),
+        FormerField("code.path", f"write code.source: {CLAIM}/NAME/PATH", TEXT, lambda *_: {}),
+        FormerField(
+            "code.image",
+            f"write code.source: {IMAGE}/REPOSITORY@sha256:…",
+            TEXT,
+            lambda name, _: {"code": {"source": f"{IMAGE}/{name}"}},
+        ),
+        FormerField("code.commit", "write code.revision", TEXT, _take_over_commit),
+        FormerField("code.dirty", "write code.revision", {**TEXT, "type": "boolean"}, lambda *_: {}),
+    ),
 )

@@ -141,7 +141,7 @@ def _copy_archive(code: CodeConfig) -> IO[bytes]:
     except OSError as error:
         raise PodSetupError(
             f"cannot read the code archive {code.archive}: {error.strerror}",
-            "submit the job again with --workdir, which puts the archive where spec.code expects it; spec.code.image "
+            "submit the job again with --workdir, which puts the archive where spec.code expects it; an image "
             "needs the Kubernetes feature gate ImageVolume, without it use --code-claim",
         ) from error
     with open(descriptor, "rb") as file:

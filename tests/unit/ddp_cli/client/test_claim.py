@@ -44,7 +44,7 @@ def test_pod_has_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
     assert "hostNetwork" not in pod
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
     assert pod["activeDeadlineSeconds"] > 0
-    assert code.spec["path"] == f"ddp-code/{code.archive.digest}.tar.gz"
+    assert code.path == f"ddp-code/{code.archive.digest}.tar.gz"
 
 
 @pytest.mark.parametrize("statuses", [(201,), (403, 201), (403, 403), (409,)])

@@ -134,14 +134,14 @@ def test_names_of_pods_become_addresses(text: str, rewritten: str) -> None:
 def test_code_missing_in_file_is_refused() -> None:
     here = [{"kind": "ConfigMap", "metadata": {"name": "ddp-code-1"}}]
     check_code(resource(), here)
-    check_code(resource(code={"configMapName": "ddp-code-1"}), here)
-    check_code(resource(code={"claimName": "sources"}), here)
-    with pytest.raises(Unsuitable, match="configMapName: ddp-code-2: not in the file; name the folder"):
-        check_code(resource(code={"configMapName": "ddp-code-2"}), here)
+    check_code(resource(code={"source": "configmap/ddp-code-1"}), here)
+    check_code(resource(code={"source": "claim/sources/a"}), here)
+    with pytest.raises(Unsuitable, match="source: ddp-code-2: not in the file; name the folder"):
+        check_code(resource(code={"source": "configmap/ddp-code-2"}), here)
     with pytest.raises(
-        Unsuitable, match=r"spec.code.image: a/b@sha256:1: no image is pulled on this machine; name the folder"
+        Unsuitable, match=r"spec.code.source: a/b@sha256:1: no image is pulled on this machine; name the folder"
     ):
-        check_code(resource(code={"image": "a/b@sha256:1"}), here)
+        check_code(resource(code={"source": "image/a/b@sha256:1"}), here)
 
 
 def test_recorder_is_requested_in_the_training_container_with_the_checks_own_folder() -> None:

@@ -174,7 +174,7 @@ NOT_STARTING = (
         ([condition("Failed", "True", "DeadlineExceeded", "active for too long")],
          {"phase": "Failed", "attempt": 2, "lastFailure": FAILURE | {"conclusion": ""}},
          "(DeadlineExceeded): active for too long. The last failure was", ""),
-        ([FAILED], {"phase": "Failed", "lastFailure": FAILURE, "code": {"digest": "1" * 64, "revision": "abc"}},
+        ([FAILED], {"phase": "Failed", "lastFailure": FAILURE, "code": {"revision": "abc"}},
          "Its code was abc.", "ddp delete x, and submit the file"),
         ([FAILED], {"phase": "Failed", "deleted": True}, "x is being deleted.", ""),
         ([], {"managedBy": "example.com/dispatcher"}, "managed by example.com/dispatcher (spec.managedBy)", ""),
@@ -184,10 +184,10 @@ def test_state_is_explained_with_its_remedy(
     conditions: list[dict[str, Any]], changes: dict[str, Any], what: str, todo: str
 ) -> None:
     status = dict(changes)
-    manager = status.pop("managedBy", None)
+    spec = {name: status.pop(name) for name in ("managedBy", "code") if name in status}
     deleted = status.pop("deleted", False)
     resource = job(*conditions, age=status.pop("age", 600), **status)
-    resource["spec"] = {"managedBy": manager} if manager else {}
+    resource["spec"] = spec
     if deleted:
         resource["metadata"]["deletionTimestamp"] = format_time(NOW)
     explanation = explain_why(resource, (), NOW)

@@ -27,6 +27,24 @@ REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"network": {"profile": "auto", "require": True, "transports": ["IB"]}, "preflight": {"mode": "Fail"}},
         {"preflight": {"mode": "Fail", "require": True, "transports": ["IB"]}},
     ),
+    (
+        "code.configMapName",
+        {"code": {"digest": "1" * 64, "configMapName": "a", "mountPath": "/src"}},
+        {"code": {"digest": "1" * 64, "source": "configmap/a", "mountPath": "/src"}},
+    ),
+    *(
+        (
+            path,
+            {"code": {"digest": "1" * 64, "claimName": "a", "path": "b/c", "commit": "2" * 40, "dirty": True}},
+            {"code": {"digest": "1" * 64, "source": "claim/a/b/c", "revision": f"{'2' * 12}-dirty {'1' * 12}"}},
+        )
+        for path in ("code.claimName", "code.path", "code.commit", "code.dirty")
+    ),
+    (
+        "code.image",
+        {"code": {"digest": "1" * 64, "image": f"a/b@sha256:{'0' * 64}", "commit": "2" * 40}},
+        {"code": {"digest": "1" * 64, "source": f"image/a/b@sha256:{'0' * 64}", "revision": "2" * 12}},
+    ),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""
 
@@ -47,6 +65,7 @@ def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str,
 OF_RELEASE_BEFORE = {
     "shm": {"shm": {"sizeLimit": "8Gi"}, "preflight": {}, "watchdog": {}},
     "network": {"shm": {}, "network": {"require": True}, "preflight": {"mode": "Fail"}, "watchdog": {}},
+    "code": {"shm": {}, "preflight": {}, "watchdog": {}, "code": {"digest": "1" * 64, "configMapName": "a"}},
     "none": {"shm": {}, "preflight": {}, "watchdog": {}},
 }
 """Former members, and those with a default, by which that release has computed the digest of a job."""

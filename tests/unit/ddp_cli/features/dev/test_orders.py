@@ -26,7 +26,7 @@ DIGEST = "0" * 64
 
 
 def build_job(phase: str = "Running", **spec: Any) -> Job:
-    code = {"configMapName": "ddp-code-0", "digest": DIGEST}
+    code = {"source": "configmap/ddp-code-0", "digest": DIGEST}
     job = resource("mine", **{"dev": {}, "code": code, **spec}) | {"status": {"phase": phase}}
     return Job(FakeBackend(job), "mine", job)  # type: ignore[arg-type]
 
@@ -133,7 +133,11 @@ def test_job_without_pods_that_take_orders_is_refused(phase: str, spec: dict[str
         (["train.py", "requirements.txt"], {}, ""),
         (["other.py"], {}, "train.py, which is not among the packed files"),
         (["train.py"], {"code": None}, "--no-code"),
-        (["train.py"], {"code": {"configMapName": "c", "digest": DIGEST, "pip": "requirements.txt"}}, "requirements"),
+        (
+            ["train.py"],
+            {"code": {"source": "configmap/c", "digest": DIGEST, "pip": "r.txt"}},
+            "requirements",
+        ),
         (["train.py", "weights.pt"], {}, "Largest files: weights.pt"),
     ],
 )
