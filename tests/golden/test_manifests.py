@@ -93,7 +93,8 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "volcano-with-network-policy": resource(
         "gang", nodes=2,
-        scheduling={"gang": "Volcano", "queue": "train", "priorityClassName": "high", "placement": "Pack"},
+        scheduling={"gang": "Volcano", "queue": "train", "placement": "Pack"},
+        template=template(trainer(), priorityClassName="high"),
         networkPolicy={
             "enabled": True, "egressCidrs": ["10.0.0.0/8"],
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],

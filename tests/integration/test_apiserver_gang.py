@@ -256,10 +256,12 @@ async def test_gang_waits_for_topology_domain_with_room(users: ClusterActors, ga
 async def test_preemption_takes_all_pods_of_gang(users: ClusterActors, gang_plane: ControlPlane) -> None:
     gang_plane.kubectl("create", "priorityclass", "low", "--value=10")
     gang_plane.kubectl("create", "priorityclass", "high", "--value=100")
-    await start(users, "victim", 2, scheduling={"gang": "Native", "disruptionMode": "All", "priorityClassName": "low"})
+    await start(
+        users, "victim", 2, pod={"priorityClassName": "low"}, scheduling={"gang": "Native", "disruptionMode": "All"}
+    )
     await until_placed(users, "victim", 2)
     victims = {pod["metadata"]["uid"] for pod in await pods_of(users, "victim")}
-    await start(users, "urgent", 1, scheduling={"gang": "Native", "priorityClassName": "high"})
+    await start(users, "urgent", 1, pod={"priorityClassName": "high"}, scheduling={"gang": "Native"})
 
     await until_placed(users, "urgent", 1)
     left = {

@@ -178,8 +178,8 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
         await users.create(
             job_manifest(
                 recovery={"forceDeleteAfterSeconds": 0},
-                template={"spec": pod | {"terminationGracePeriodSeconds": 1}},
-                scheduling={"schedulerName": "nobody"},  # so that only the test writes their phase
+                # No scheduler, so that only the test writes their phase.
+                template={"spec": pod | {"terminationGracePeriodSeconds": 1, "schedulerName": "nobody"}},
             )
         )
         lost = [await users.run_pod("digits-1", index, node="node-that-is-gone") for index in (0, 1)]
@@ -210,8 +210,7 @@ async def test_lost_node_is_no_longer_avoided_once_it_is_ready_for_a_while(
         await users.create(
             job_manifest(
                 recovery={"forceDeleteAfterSeconds": 0},
-                template={"spec": pod | {"terminationGracePeriodSeconds": 1}},
-                scheduling={"schedulerName": "nobody"},
+                template={"spec": pod | {"terminationGracePeriodSeconds": 1, "schedulerName": "nobody"}},
             )
         )
         lost = [await users.run_pod("digits-1", index, node=node) for index in (0, 1)]

@@ -37,7 +37,7 @@ MOST = resource(
     elastic={"minNodes": 1, "maxNodes": 4},
     watchdog={"stallSeconds": 100},
     preflight={"mode": "Warn", "checks": ["dns", "allreduce"]},
-    scheduling={"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"},
+    scheduling={"placement": "Pack", "topologyKey": "zone"},
     networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]},
     pendingDeadlineSeconds=60,
     successPolicy="RankZero",
@@ -86,7 +86,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         {"logPatterns": ["(?P<step>[0-9]+)"]},
         {"logPatterns": ["(?P<epoch>[0-9]+)"], "epochs": 3},
     ),
-    "scheduling": ({}, {"gang": "None"}, {"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"}),
+    "scheduling": ({}, {"gang": "None"}, {"placement": "Pack", "topologyKey": "zone"}),
     "networkPolicy": (
         {},
         {"enabled": False},

@@ -20,7 +20,7 @@ FURTHER: Json = {
     "inputs": [
         {"name": "a", "url": "https://a/b", "mountPath": "/in", "claimName": "c", "checksum": f"sha256:{0:064}"}
     ],
-    "scheduling": {"gang": "Volcano", "queue": "q", "priorityClassName": "p"},
+    "scheduling": {"gang": "Volcano", "queue": "q"},
     "networkPolicy": {
         "enabled": True,
         "egressCidrs": ["10.0.0.0/8"],

@@ -21,7 +21,6 @@ from ddp_operator.api.rule_builders import (
     require_between,
     require_folder_url,
     require_label_key,
-    require_object_name,
 )
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.spec import Metrics, Rendezvous
@@ -226,7 +225,6 @@ RULES: tuple[CelRule, ...] = (
         "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
     ),
     require_label_key("spec.scheduling.topologyKey"),
-    *(require_object_name(f"spec.scheduling.{name}") for name in ("schedulerName", "priorityClassName")),
     require_between("spec.activeDeadlineSeconds", 1, YEAR, "leave it out for no deadline"),
     require_between("spec.pendingDeadlineSeconds", 1, YEAR, "leave it out to wait without limit"),
     require_between("spec.ttlSecondsAfterFinished", 0, YEAR, "leave it out to keep the finished job"),

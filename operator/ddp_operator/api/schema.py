@@ -72,6 +72,18 @@ _FORMER: Final = (
         describe_members(sizeLimit=TEXT),
         lambda shm, _: {"sharedMemory": shm["sizeLimit"]} if shm and "sizeLimit" in shm else {},
     ),
+    FormerField(
+        "scheduling.schedulerName",
+        "write template.spec.schedulerName",
+        TEXT,
+        lambda name, _: {"template": {"spec": {"schedulerName": name}}},
+    ),
+    FormerField(
+        "scheduling.priorityClassName",
+        "write template.spec.priorityClassName",
+        TEXT,
+        lambda name, _: {"template": {"spec": {"priorityClassName": name}}},
+    ),
 )
 """The kernel's fields of the release before."""
 

@@ -164,13 +164,9 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
 
 
 class Scheduling(SpecFields, frozen=True, kw_only=True):
-    """Scheduler and placement of the pods. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
+    """Placement of the pods; the template has their scheduler and PriorityClass. For Kueue, set its label
+    kueue.x-k8s.io/queue-name on the job."""
 
-    scheduler_name: Annotated[
-        str | None,
-        Meta(description="Unset: that of the gang scheduler, otherwise the default."),
-    ] = None
-    priority_class_name: Annotated[str | None, Meta(description="PriorityClass of the pods.")] = None
     placement: Annotated[
         Literal["Any", "Pack", "Spread"],
         Meta(

@@ -17,11 +17,6 @@ _WEIGHT: Final = 100  # the maximum
 def add_scheduling(pod: dict[str, Any], job: DDPTrainingJob, *, attempt: int) -> None:
     """Add the fields of ``spec.scheduling`` to a pod. Values of the user's template stay, before the added ones."""
     scheduling = job.spec.scheduling
-    if scheduling.scheduler_name is not None:
-        pod.setdefault("schedulerName", scheduling.scheduler_name)
-    if scheduling.priority_class_name is not None:
-        pod["priorityClassName"] = scheduling.priority_class_name
-
     key = scheduling.topology_key or DEFAULT_TOPOLOGY_KEY
     # Only pods of this attempt: pods of the previous one must not influence the placement.
     selector = {"matchLabels": child_names.child_labels(job.name, attempt)}

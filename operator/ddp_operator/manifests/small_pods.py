@@ -26,8 +26,6 @@ def build_small_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str) -
     """Return a pod with the training container alone, without fields that concern GPUs, peers or placement."""
     kept: dict[str, Any] = {name: copy.deepcopy(value) for name, value in pod.items() if name not in _NOT_KEPT}
     kept["containers"] = [container for container in kept["containers"] if container["name"] == trainer]
-    if job.spec.scheduling.priority_class_name:
-        kept["priorityClassName"] = job.spec.scheduling.priority_class_name
     kept["terminationGracePeriodSeconds"] = _GRACE_SECONDS
     for name in _NOT_KEPT_OF_CONTAINER:
         kept["containers"][0].pop(name, None)

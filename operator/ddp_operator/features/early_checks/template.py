@@ -21,7 +21,6 @@ def check_template(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping
     spec = job.spec
     yield from _check_pod(pod, spec)
     yield from _check_container_ports(pod, spec)
-    yield from _check_scheduling(job, pod)
     for part in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(part) or ()):
             path = f"{_POD}.{part}[{index}]"
@@ -100,17 +99,6 @@ def _check_mount_path(mount_path: Any, path: str, spec: Spec, taken: Mapping[str
         message = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
         return FieldError(path, message, mount_path)
     return None
-
-
-def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[FieldError]:
-    spec = job.spec
-    for value, field in (
-        (spec.scheduling.scheduler_name, "schedulerName"),
-        (spec.scheduling.priority_class_name, "priorityClassName"),
-    ):
-        if value is not None and pod.get(field):
-            message = f"is also set in {_POD}.{field}; remove one of the two"
-            yield FieldError(f"spec.scheduling.{field}", message, value)
 
 
 def _check_variables(variables: Iterable[Mapping[str, Any]], path: str) -> Iterator[FieldError]:

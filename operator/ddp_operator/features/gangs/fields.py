@@ -106,7 +106,7 @@ def _add_to_pod(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) ->
     fields: dict[str, Any] = {}
     if own.gang == NATIVE:
         fields["schedulingGroup"] = {"podGroupName": group}
-    if gang.scheduler and job.spec.scheduling.scheduler_name is None:
+    if gang.scheduler:
         fields["schedulerName"] = gang.scheduler
     return PodAddition(
         labels={gang.label: group} if gang.label else {},
@@ -123,7 +123,7 @@ def build_pod_group(job: DDPTrainingJob, nodes: int) -> ChildBody:
     """Return the PodGroup of an attempt."""
     own = FIELDS.read(job.spec)
     api_version = GANGS[own.gang].api_version
-    priority_class = job.spec.scheduling.priority_class_name
+    priority_class = job.spec.template.spec.get("priorityClassName")
     # An elastic job can start with minNodes. Spares count, because the pods that are scheduled first may lack pod 0.
     min_member = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
     if own.gang == NATIVE:
@@ -133,7 +133,7 @@ def build_pod_group(job: DDPTrainingJob, nodes: int) -> ChildBody:
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds
     if own.queue is not None:
         spec["queue"] = own.queue
-    if own.gang == "Volcano" and priority_class is not None:
+    if own.gang == "Volcano" and priority_class:
         spec["priorityClassName"] = priority_class
     return ChildBody(api_version, spec)
 
@@ -142,7 +142,7 @@ def _build_native(job: DDPTrainingJob, own: GangFields, min_member: int) -> dict
     """Return the spec of Kubernetes' own PodGroup. Its priority replaces that of the pods in preemptions."""
     pod = job.spec.template.spec
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": min_member}}}
-    priority_class = job.spec.scheduling.priority_class_name or pod.get("priorityClassName")
+    priority_class = pod.get("priorityClassName")
     if priority_class:
         spec["priorityClassName"] = priority_class
     if own.gang_topology is not None:

@@ -12,7 +12,7 @@ from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, template
 
 SERVED = {"1.35": [], "1.36": ["v1alpha2"], "1.37": ["v1beta1", "v1alpha3"]}
-FIELDS = {"gangTopology": "example.com/rack", "sharedClaims": ["fabric", "device"], "priorityClassName": "high"}
+FIELDS = {"gangTopology": "example.com/rack", "sharedClaims": ["fabric", "device"]}
 ENTRIES = [
     {"name": "fabric", "resourceClaimTemplateName": "channel"},
     {"name": "device", "resourceClaimName": "one"},
@@ -22,7 +22,8 @@ ENTRIES = [
 
 def build(**scheduling: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the PodGroup and the Job of a native gang."""
-    spec = {"scheduling": {"gang": "Native", **FIELDS, **scheduling}, "template": template(resourceClaims=ENTRIES)}
+    made = template(resourceClaims=ENTRIES, priorityClassName="high")
+    spec = {"scheduling": {"gang": "Native", **FIELDS, **scheduling}, "template": made}
     group, owner = build_children(job(**spec), attempt=1, nodes=2)[-2:]
     return group, owner
 

@@ -17,7 +17,7 @@ from ddp_operator.api.status import Profile
 from ddp_operator.api.written import parse_written
 from ddp_operator.features import SCHEMA, build_definitions
 from docs.pages.schemas import to_json_schema
-from tests.support.builders import resource
+from tests.support.builders import resource, template
 
 REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("shm", {"shm": {"sizeLimit": "8Gi"}}, {"sharedMemory": "8Gi"}),
@@ -44,6 +44,14 @@ REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "code.image",
         {"code": {"digest": "1" * 64, "image": f"a/b@sha256:{'0' * 64}", "commit": "2" * 40}},
         {"code": {"digest": "1" * 64, "source": f"image/a/b@sha256:{'0' * 64}", "revision": "2" * 12}},
+    ),
+    *(
+        (
+            f"scheduling.{name}",
+            {"scheduling": {name: "a", "placement": "Pack"}},
+            {"scheduling": {"placement": "Pack"}, "template": template(**{name: "a"})},
+        )
+        for name in ("schedulerName", "priorityClassName")
     ),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""

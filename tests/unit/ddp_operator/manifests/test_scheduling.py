@@ -23,10 +23,6 @@ class TestPlacement:
         assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
 
 
-def test_scheduler_of_job_is_that_of_pods() -> None:
-    assert pod_of(scheduling={"schedulerName": "mine"})["spec"]["schedulerName"] == "mine"
-
-
 class TestKueue:
     """Only Kueue changes suspend, parallelism and node selectors of a queued Job."""
 

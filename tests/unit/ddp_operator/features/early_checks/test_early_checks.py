@@ -158,11 +158,3 @@ class TestReserved:
         [message] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
         assert "spec.checkpoint.claimName is mounted there" in message
         assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
-
-
-def test_scheduling_in_two_places_is_refused() -> None:
-    [words] = refusal(template(schedulerName="b"), scheduling={"schedulerName": "a"})
-    assert words.startswith("spec.scheduling.schedulerName:")
-    assert "spec.template.spec.schedulerName; remove one of the two" in words
-    [words] = refusal(template(priorityClassName="a"), scheduling={"priorityClassName": "a"})
-    assert words.startswith("spec.scheduling.priorityClassName:")

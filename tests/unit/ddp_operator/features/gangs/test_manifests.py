@@ -65,8 +65,7 @@ def test_native_gang_has_constraints_and_entries_of_pods() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        {"scheduling": {"gang": "Native", "schedulerName": "mine"}},
-        {"scheduling": {"gang": "Volcano", "schedulerName": "mine"}},
+        {"scheduling": {"gang": "Native"}, "template": template(schedulerName="mine")},
         {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")},
     ],
 )

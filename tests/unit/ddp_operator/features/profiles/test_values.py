@@ -101,7 +101,7 @@ class TestManifest:
             ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
             (
                 {"scheduling": {"topologyKey": "zone"}},
-                {"scheduling": {"priorityClassName": "a"}},
+                {"scheduling": {"placement": "Any"}},
                 "topologyKey: .*needs scheduling.placement",
             ),
             ({"checkpoint": {"claimName": "c"}}, {}, "spec.checkpoint.path: Required value"),
