@@ -115,7 +115,7 @@ def test_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
     make_writable(cluster, folder)
     server = FileServer(pattern, 5_000_000)
     with serve_file(server, host=here(cluster)):
-        job = job_of("cached", server, "", nodeCache={"path": folder})
+        job = job_of("cached", server, "", nodePath=folder)
         del job["spec"]["inputs"][0]["claimName"]
         assert cluster.apply(job).returncode == 0
         status = cluster.phase("cached", "Succeeded", "Failed")

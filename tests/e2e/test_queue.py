@@ -462,10 +462,10 @@ def test_inputs_are_fetched_before_training_pods_use_quota(queue: Queue) -> None
             seen.append(queue.workload("fed"))
         return pattern(start, count)
 
-    cache = {"path": f"/var/tmp/{queue.name}"}
-    make_writable(queue.cluster, cache["path"])
+    cache = f"/var/tmp/{queue.name}"
+    make_writable(queue.cluster, cache)
     with serve_file(FileServer(look, 5_000_000), host=here(queue.cluster)) as server:
-        queue.submit("fed", 3, inputs=[{"url": f"{server.url}/data.bin", "mountPath": "/data", "nodeCache": cache}])
+        queue.submit("fed", 3, inputs=[{"url": f"{server.url}/data.bin", "mountPath": "/data", "nodePath": cache}])
         queue.succeeds("fed")
     assert seen == [{}]
     assert queue.workload("fed")

@@ -173,7 +173,7 @@ def adapt_resource(
     if spec.get("idle"):
         spec["idle"] = {**spec["idle"], "action": "Report"}  # no client would resume a suspended run
     for fetched in spec.get("inputs") or ():
-        if fetched.pop("nodeCache", None):
+        if fetched.pop("nodePath", None):
             fetched["claimName"] = NODE_CACHE
     # Several runs may share this machine and its ports.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": rendezvous_port}

@@ -10,7 +10,7 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Decision, State
 from ddp_operator.features.inputs.fetching import fetch_inputs
-from ddp_operator.features.inputs.fields import Input, InputFields, check_inputs
+from ddp_operator.features.inputs.fields import FORMER, Input, InputFields, check_inputs
 from ddp_operator.features.inputs.manifests import build_addition, build_fetch_job_spec
 
 
@@ -35,5 +35,13 @@ def _prepare(state: State, progress_interval: float) -> Decision | None:
     return fetch_inputs(state, read_inputs(state.spec), progress_interval)
 
 
-FIELDS: Final = OwnFields("inputs", InputFields, fixed_once="started", check=_check, pod=_add, prepare=_build_job)
+FIELDS: Final = OwnFields(
+    "inputs",
+    InputFields,
+    fixed_once="started",
+    check=_check,
+    pod=_add,
+    prepare=_build_job,
+    former=(FORMER,),
+)
 FEATURE: Final = Feature(FIELDS.feature, maturity="stable", page="your-code.md", fields=FIELDS, prepare=_prepare)

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
+from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_pod.contract.credentials import has_credentials
@@ -16,12 +17,6 @@ from ddp_pod.contract.credentials import has_credentials
 _MOST: Final = {"maxItems": 16}  # a termination message has room for the reports of as many
 _LONGEST: Final = {"maxLength": 2048}
 """Bounds from which the API server estimates the cost of rules."""
-
-
-class NodeCache(SpecFields, frozen=True, kw_only=True):
-    """Folder on each node, shared by its jobs. Nothing deletes files from it."""
-
-    path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
 
 
 class Input(SpecFields, frozen=True, kw_only=True):
@@ -50,11 +45,18 @@ class Input(SpecFields, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="PersistentVolumeClaim that stores the input; inputs and jobs may share it. Set either "
-            "this or nodeCache.",
+            "this or nodePath.",
             extra_json_schema=_LONGEST,
         ),
     ] = None
-    node_cache: NodeCache | None = None
+    node_path: Annotated[
+        str | None,
+        Meta(
+            description="Folder on each node that stores the inputs of its jobs, such as /var/cache/ddp, on a disk "
+            "with room for all. Nothing deletes files from it.",
+            extra_json_schema=_LONGEST,
+        ),
+    ] = None
     checksum: Annotated[
         str | None,
         Meta(
@@ -84,7 +86,7 @@ class Input(SpecFields, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """The location that stores it. Inputs with equal locations share their files."""
-        where = f"node:{self.node_cache.path.rstrip('/')}" if self.node_cache else f"claim:{self.claim_name}"
+        where = f"node:{self.node_path.rstrip('/')}" if self.node_path is not None else f"claim:{self.claim_name}"
         return f"{where}/{constants.INPUTS_FOLDER}/{self.key}"
 
 
@@ -98,6 +100,15 @@ class InputFields(SpecFields, frozen=True, kw_only=True):
             extra_json_schema=_MOST,
         ),
     ] = None
+
+
+def _take_over_cache(cache: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"nodePath": cache["path"]} if isinstance(cache, Mapping) and "path" in cache else {}
+
+
+FORMER: Final = FormerField(
+    "inputs[].nodeCache", "write nodePath with the value of its path", describe_members(path=TEXT), _take_over_cache
+)
 
 
 def check_inputs(job: DDPTrainingJob, inputs: Sequence[Input], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -137,11 +148,11 @@ def _check_input(entry: Input, here: str) -> Iterator[FieldError]:
     elif has_credentials(entry.url):
         key = "HTTP_AUTHORIZATION" if entry.url.startswith("http") else "the plug-in's variables"
         yield FieldError(f"{here}.url", f"must not contain a password; put {key} into a Secret and set secretRef")
-    if (entry.claim_name is None) == (entry.node_cache is None):
-        yield FieldError(here, "needs either claimName or nodeCache to store it; set one of the two")
-    if entry.node_cache and not re.fullmatch(r"/[^:]*[^/:]", entry.node_cache.path):
+    if (entry.claim_name is None) == (entry.node_path is None):
+        yield FieldError(here, "needs either claimName or nodePath to store it; set one of the two")
+    if entry.node_path is not None and not re.fullmatch(r"/[^:]*[^/:]", entry.node_path):
         message = "must be an absolute path on the nodes, such as /var/cache/ddp"
-        yield FieldError(f"{here}.nodeCache.path", message, entry.node_cache.path)
+        yield FieldError(f"{here}.nodePath", message, entry.node_path)
     if entry.checksum is not None and not re.fullmatch("sha256:[0-9a-f]{64}", entry.checksum):
         message = "must be sha256: and 64 hexadecimal digits in lower case, as sha256sum prints them"
         yield FieldError(f"{here}.checksum", message, entry.checksum)

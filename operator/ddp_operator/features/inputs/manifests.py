@@ -42,13 +42,13 @@ def build_fetch_job_spec(
     """
     pod = _build_fetch_pod(job, inputs, template)
     pod["containers"][0]["env"].append({"name": constants.ENV_METRICS_PORT, "value": str(job.spec.metrics.port)})
-    has_node_cache = any(entry.node_cache for entry in inputs)
+    has_node_cache = any(entry.node_path for entry in inputs)
     return build_small_job_spec(finish_small_pod(pod, job, launcher_digest), job.size.pods if has_node_cache else 1)
 
 
 def build_addition(inputs: Sequence[Input], template: CheckedTemplate) -> PodAddition:
     """Return the mounts of the inputs in training pods, and a check of their nodes' caches."""
-    has_node_cache = any(entry.node_cache for entry in inputs)
+    has_node_cache = any(entry.node_path for entry in inputs)
     return PodAddition(
         volumes=_list_volumes(inputs),
         mounts=_list_mounts(inputs),
@@ -60,7 +60,7 @@ def _build_fetch_pod(job: DDPTrainingJob, inputs: Sequence[Input], template: Che
     """Return the spec of the fetching pod, without the fields of all pods."""
     pod = template.pod
     kept = build_small_pod(job, pod, template.trainer["name"])
-    if any(entry.node_cache for entry in inputs):
+    if any(entry.node_path for entry in inputs):
         _place_on_separate_nodes(kept, job, pod)
     else:
         keep_zone_selectors(kept, pod)
@@ -92,7 +92,7 @@ def _build_cache_check(template: CheckedTemplate, inputs: Sequence[Input]) -> di
         "name": _VOLUME,
         **{name: copy.deepcopy(trainer[name]) for name in kept if name in trainer},
     }
-    cached = [entry for entry in inputs if entry.node_cache]
+    cached = [entry for entry in inputs if entry.node_path]
     _set_fetch_command(container, cached, template.interpreter, template.limits)
     # Of init containers and containers only the larger request counts, and a LimitRange allows that of the template.
     container["resources"]["requests"] |= omit_devices(find_requests(template.pod, trainer))
@@ -159,11 +159,11 @@ def _list_mounts(inputs: Sequence[Input]) -> list[dict[str, Any]]:
 
 
 def _build_volume_source(entry: Input) -> dict[str, Any]:
-    if entry.node_cache:
-        return {"hostPath": {"path": entry.node_cache.path, "type": "DirectoryOrCreate"}}
+    if entry.node_path:
+        return {"hostPath": {"path": entry.node_path, "type": "DirectoryOrCreate"}}
     return {"persistentVolumeClaim": {"claimName": entry.claim_name}}
 
 
 def _volume_name(entry: Input) -> str:
-    text = entry.node_cache.path if entry.node_cache else f"claim {entry.claim_name}"
+    text = entry.node_path or f"claim {entry.claim_name}"
     return f"{_VOLUME}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

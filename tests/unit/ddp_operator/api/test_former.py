@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from ddp_operator.features import SCHEMA, build_definitions
 from docs.pages.schemas import to_json_schema
 from tests.support.builders import resource, template
 
+INPUT = {"url": "https://host/file", "mountPath": "/data"}
 REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("shm", {"shm": {"sizeLimit": "8Gi"}}, {"sharedMemory": "8Gi"}),
     ("shm", {"shm": {}}, {}),
@@ -53,6 +55,11 @@ REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         )
         for name in ("schedulerName", "priorityClassName")
     ),
+    (
+        "inputs[].nodeCache",
+        {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodeCache": {"path": "/cache"}}]},
+        {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodePath": "/cache"}]},
+    ),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""
 
@@ -66,7 +73,7 @@ def test_stored_field_is_taken_over(path: str, old: dict[str, Any], new: dict[st
 def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifest, match="removed; ") as refused:
         parse_written(resource(**old), SCHEMA)
-    assert path in [error.path.removeprefix("spec.").replace("[0]", "[]") for error in refused.value.errors]
+    assert path in [re.sub(r"\[\d+\]", "[]", error.path.removeprefix("spec.")) for error in refused.value.errors]
     parse_written(resource(**new), SCHEMA)
 
 
@@ -74,6 +81,12 @@ OF_RELEASE_BEFORE = {
     "shm": {"shm": {"sizeLimit": "8Gi"}, "preflight": {}, "watchdog": {}},
     "network": {"shm": {}, "network": {"require": True}, "preflight": {"mode": "Fail"}, "watchdog": {}},
     "code": {"shm": {}, "preflight": {}, "watchdog": {}, "code": {"digest": "1" * 64, "configMapName": "a"}},
+    "inputs": {
+        "shm": {},
+        "preflight": {},
+        "watchdog": {},
+        "inputs": [{**INPUT, "nodeCache": {"path": "/cache"}}],
+    },
     "none": {"shm": {}, "preflight": {}, "watchdog": {}},
 }
 """Former members, and those with a default, by which that release has computed the digest of a job."""

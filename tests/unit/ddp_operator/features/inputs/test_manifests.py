@@ -15,7 +15,7 @@ from ddp_operator.manifests.children import build_children
 from tests.support.builders import Json, job, template, trainer
 
 CLAIM = {"url": "s3://bucket/set", "mountPath": "/data", "claimName": "data"}
-CACHED = {"url": "hf://team/model", "mountPath": "/model", "nodeCache": {"path": "/var/cache/ddp"}}
+CACHED = {"url": "hf://team/model", "mountPath": "/model", "nodePath": "/var/cache/ddp"}
 GPU_POD = template(
     trainer(
         resources={"limits": {"nvidia.com/gpu": "8"}},
@@ -93,7 +93,7 @@ class TestFetchPod:
         self, limits: Json, expected: Json, of_pod: bool, has_node_cache: bool
     ) -> None:
         """A ResourceQuota on limits refuses pods with a container that has none."""
-        store = {"nodeCache": {"path": "/cache"}} if has_node_cache else {"claimName": "c"}
+        store = {"nodePath": "/cache"} if has_node_cache else {"claimName": "c"}
         made = template(resources={"limits": limits}) if of_pod else template(trainer(resources={"limits": limits}))
         typed = job(template=made, inputs=[{"url": "https://h/f", "mountPath": "/in", **store}])
         built = [build_children(typed, attempt=0, nodes=2)[-1]["spec"]["template"]["spec"]["containers"][0]]
