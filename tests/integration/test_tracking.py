@@ -46,7 +46,7 @@ def test_restarted_job_is_one_run_in_each_tracker(tmp_path: Path, monkeypatch: p
         nodes=1,
         env={"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)},
         checkpoint={"path": "/ckpt", "claimName": "weights"},
-        tracking={"tensorboard": {"path": "/ckpt/tb"}, "mlflow": {"trackingUri": store}, "wandb": {"project": "p"}},
+        tracking={"tensorboardPath": "/ckpt/tb", "mlflow": {"trackingUri": store}, "wandb": {"project": "p"}},
     )
     with DdpRun(tmp_path, text) as run:
         assert run.wait() == 0, run.output

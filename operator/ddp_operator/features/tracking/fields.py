@@ -9,6 +9,7 @@ from msgspec import Meta
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.constants import ENV_TRACKING_RUN
 from ddp_operator.api.errors import FieldError
+from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.rule_builders import require
 from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
@@ -16,18 +17,6 @@ from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_operator.manifests.template import check_url
 
 ENV_TENSORBOARD: Final = "TENSORBOARD_LOGGING_DIR"  # the name of Hugging Face's Trainer
-
-
-class TensorBoard(SpecFields, frozen=True, kw_only=True):
-    """Event files for TensorBoard."""
-
-    path: Annotated[
-        str,
-        Meta(
-            description="Absolute path on a volume that outlives the pods. Each run gets its own folder in it "
-            "(TENSORBOARD_LOGGING_DIR)."
-        ),
-    ]
 
 
 class MLflow(SpecFields, frozen=True, kw_only=True):
@@ -66,7 +55,13 @@ class Tracking(SpecFields, frozen=True, kw_only=True):
             "UID."
         ),
     ] = None
-    tensorboard: TensorBoard | None = None
+    tensorboard_path: Annotated[
+        str | None,
+        Meta(
+            description="Event files for TensorBoard: an absolute path on a volume that outlives the pods. Each run "
+            "gets its own folder in it (TENSORBOARD_LOGGING_DIR)."
+        ),
+    ] = None
     mlflow: MLflow | None = None
     wandb: WandB | None = None
 
@@ -109,8 +104,8 @@ def _add_variables(job: DDPTrainingJob, template: CheckedTemplate, attempt: int)
     run = find_run(job)
     name = tracking.run_name or job.name
     env: dict[str, str | None] = {}
-    if tracking.tensorboard is not None:
-        env[ENV_TENSORBOARD] = posixpath.join(tracking.tensorboard.path, run)
+    if tracking.tensorboard_path is not None:
+        env[ENV_TENSORBOARD] = posixpath.join(tracking.tensorboard_path, run)
     if tracking.mlflow is not None:
         env["MLFLOW_TRACKING_URI"] = tracking.mlflow.tracking_uri
         env["MLFLOW_EXPERIMENT_NAME"] = tracking.mlflow.experiment
@@ -128,14 +123,20 @@ def _add_variables(job: DDPTrainingJob, template: CheckedTemplate, attempt: int)
     )
 
 
+def _take_over_tensorboard(tensorboard: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(tensorboard, Mapping) or "path" not in tensorboard:
+        return {}
+    return {"tracking": {"tensorboardPath": tensorboard["path"]}}
+
+
 FIELDS: Final = OwnFields(
     "tracking",
     TrackingFields,
     rules=(
         require(
             "tracking",
-            "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
-            "needs a tracker; add tensorboard, mlflow or wandb, or remove tracking",
+            "has(self.tracking.tensorboardPath) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
+            "needs a tracker; add tensorboardPath, mlflow or wandb, or remove tracking",
         ),
         CelRule(
             "spec.tracking.runId",
@@ -143,7 +144,7 @@ FIELDS: Final = OwnFields(
             "must be 1 to 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
         ),
         CelRule(
-            "spec.tracking.tensorboard.path",
+            "spec.tracking.tensorboardPath",
             "self.startsWith('/')",
             "must be an absolute path on a volume, such as /ckpt/tensorboard; add the leading slash",
         ),
@@ -151,4 +152,12 @@ FIELDS: Final = OwnFields(
     fixed_once="run",
     check=_check,
     pod=_add_variables,
+    former=(
+        FormerField(
+            "tracking.tensorboard",
+            "write tracking.tensorboardPath with the value of its path",
+            describe_members(path=TEXT),
+            _take_over_tensorboard,
+        ),
+    ),
 )

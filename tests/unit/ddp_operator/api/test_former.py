@@ -60,6 +60,7 @@ REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodeCache": {"path": "/cache"}}]},
         {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodePath": "/cache"}]},
     ),
+    ("tracking.tensorboard", {"tracking": {"tensorboard": {"path": "/tb"}}}, {"tracking": {"tensorboardPath": "/tb"}}),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""
 

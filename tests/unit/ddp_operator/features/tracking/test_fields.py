@@ -23,7 +23,7 @@ def test_tracker_and_valid_identity_are_required() -> None:
     bad = {
         PATH: ({}, {"runName": "x"}),
         f"{PATH}.runId": ("", "a b", "a" * 65, "a/b"),
-        f"{PATH}.tensorboard.path": ("tb", ""),
+        f"{PATH}.tensorboardPath": ("tb", ""),
     }
     check_fields(FEATURE, {PATH: ({"wandb": {}}, {"runId": "a-1", **MLFLOW})}, bad)
 

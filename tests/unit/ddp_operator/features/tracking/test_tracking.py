@@ -8,7 +8,7 @@ from ddp_operator.manifests.children import build_children
 from tests.support.builders import UID, job, template, trainer
 
 TRACKING = {
-    "tensorboard": {"path": "/ckpt/tb"},
+    "tensorboardPath": "/ckpt/tb",
     "mlflow": {"trackingUri": "http://mlflow", "experiment": "digits", "secretRef": {"name": "keys"}},
     "wandb": {"project": "p", "entity": "e", "baseUrl": "https://wandb.team", "secretRef": {"name": "keys"}},
 }
