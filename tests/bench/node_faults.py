@@ -122,7 +122,7 @@ class Bench:
             folder="faulty",
             nodes=nodes,
             **({"spares": spares} if spares else {}),
-            checkpoint={"path": FOLDER, "graceSeconds": 10, "memory": {"interval": 1}},
+            checkpoint={"path": FOLDER, "graceSeconds": 10, "memoryInterval": 1},
             metrics={},
         )
 

@@ -10,7 +10,7 @@ from ddp_pod.features.memory.copies import MemoryCopy, list_copies
 from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, check_lost, kill
 
-_CHECKPOINT = {**CHECKPOINT, "memory": {"interval": 1}}
+_CHECKPOINT = {**CHECKPOINT, "memoryInterval": 1}
 # After the last of these steps the job has a checkpoint on the disk that is older than the copies.
 _LAST = STRIKE + 1
 

@@ -48,7 +48,7 @@ SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).f
 """
 _DDP = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
 RECOVERY = {"maxRestarts": 3}
-CHECKPOINT = {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20, "memory": {"enabled": False}}
+CHECKPOINT = {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20, "memoryInterval": 0}
 """On the disk only: the drills of ``memory`` have copies in memory too."""
 
 
@@ -107,7 +107,7 @@ class Scene:
         ``program``: a script in its place. ``within``: a command in front of it, which it replaces.
         """
         if self.session.store is not None:
-            checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20, "memory": {"enabled": False}}
+            checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20, "memoryInterval": 0}
             # The store needs time to upload saved checkpoints before the fault.
             env = {**self.access(), "DRILL_PAUSE": str(4 * PAUSE), **(env or {})}
             spec = {"checkpoint": checkpoint, **spec}

@@ -110,7 +110,7 @@ def start(cluster: UserNamespace, name: str, *, memory: bool, nodes: int = 2, ho
     checkpoint = {
         "path": "/e2e-checkpoints",
         "graceSeconds": 10,
-        "memory": {"interval": 1} if memory else {"enabled": False},
+        "memoryInterval": 1 if memory else 0,
     }
     return Training(
         cluster,

@@ -216,8 +216,8 @@ RULES: tuple[CelRule, ...] = (
     require_between("spec.checkpoint.graceSeconds", 0, YEAR, "with 0 pods are killed at once"),
     CelRule(
         "spec.sharedMemory",
-        "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
-        "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
+        "self.matches('^([0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?|[1-9][0-9]?%)$')",
+        "must be a quantity such as 8Gi, or a share such as 50%; leave it out to use half of the node's memory",
     ),
     require(
         "scheduling.topologyKey",

@@ -116,8 +116,7 @@ class PodAddition:
     the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
     ``init_containers``: run before those of the template, and mount the launcher. ``working_dir``: of the training
     container, unless the template sets it. ``labels`` and ``annotations`` of the
-    pod, and ``fields`` of its spec that the template does not set. ``shared_memory``: the size of /dev/shm as a
-    quantity, unless the job sets it.
+    pod, and ``fields`` of its spec that the template does not set.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +129,6 @@ class PodAddition:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    shared_memory: str | None = None
 
 
 class ChildBody(NamedTuple):

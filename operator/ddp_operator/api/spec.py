@@ -222,8 +222,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     shared_memory: Annotated[
         str | None,
         Meta(
-            description="Size of /dev/shm for DataLoader workers and NCCL, such as 8Gi. Unset: half of the node's "
-            "memory."
+            description="Size of /dev/shm for DataLoader workers, NCCL and copies in memory: a quantity such as 8Gi, "
+            "or a share of the container's memory limit such as 50%. Unset: half of the node's memory."
         ),
     ] = None
     recovery: Recovery = field(default_factory=Recovery)

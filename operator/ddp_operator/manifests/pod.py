@@ -12,7 +12,7 @@ from typing import Any
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
-from ddp_operator.api.kubeobjects import parse_quantity
+from ddp_operator.api.kubeobjects import find_limits, parse_quantity
 from ddp_operator.api.schema import PodAddition, call_if_asked
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.manifests.scheduling import add_scheduling
@@ -291,8 +291,7 @@ def _add_volumes(
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
-        sizes = (job.spec.shared_memory, *(addition.shared_memory for addition in additions))
-        size_limit = next(filter(None, sizes), None)
+        size_limit = _size_shared_memory(job.spec.shared_memory, find_limits(pod, trainer).get("memory"))
         if size_limit:
             shared_memory["sizeLimit"] = size_limit
         volumes.append({"name": constants.SHM_VOLUME, "emptyDir": shared_memory})
@@ -309,6 +308,14 @@ def _add_volumes(
         mounts += map(dict, addition.mounts)
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
+
+
+def _size_shared_memory(written: str | None, limit: Any) -> str | None:
+    """Return the size of /dev/shm as a quantity; None: it has no limit of its own. ``limit``: of the memory."""
+    if written is None or not written.endswith("%"):
+        return written
+    memory = parse_quantity(limit)
+    return None if memory is None else str(int(memory * int(written[:-1]) / 100))
 
 
 def _add_init_containers(pod: dict[str, Any], additions: Sequence[PodAddition]) -> None:

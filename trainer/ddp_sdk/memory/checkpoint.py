@@ -586,7 +586,7 @@ class _Session:
         return (
             f"the copies need {mebibytes} MiB of memory, and {self._folder} has room for {free} MiB. Training "
             "continues with its checkpoints on disk. Raise spec.shm.sizeLimit and the container's memory limit, or set "
-            "spec.checkpoint.memory.enabled to false."
+            "spec.checkpoint.memoryInterval to 0."
         )
 
     def _log(self, message: str, *, anyone: bool = False) -> None:

@@ -1,78 +1,53 @@
-"""``checkpoint.memory``: copies of the training state in the pods' shared memory (``ddp_sdk.memory``)."""
+"""``checkpoint.memoryInterval``: copies of the training state in the pods' shared memory (``ddp_sdk.memory``)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from ddp_operator.api.constants import ENV_MEMORY_DIR, ENV_MEMORY_INTERVAL
-from ddp_operator.api.errors import FieldError
+from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import find_limits, parse_quantity
 from ddp_operator.api.rule_builders import require_between
 from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.hooks import Feature
 
 
-class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
-    """Copies of the training state in the pods' shared memory, for scripts that use ``MemoryCheckpoint``."""
-
-    enabled: Annotated[
-        bool | None,
-        Meta(
-            description="False: no copies. True: /dev/shm gets half of the container's memory limit, unless "
-            "sharedMemory is set. Unset: copies are made where they fit."
-        ),
-    ] = None
-    interval: Annotated[
-        int | None,
-        Meta(description="Steps between two copies. Unset: so many that copies take at most 1 % of the training time."),
-    ] = None
-
-
 class MemoryFields(SpecFields, frozen=True, kw_only=True):
     """The part of this feature in the spec."""
 
-    memory: Annotated[
-        CheckpointMemory | None,
-        Meta(description="Copies in memory, with which a lost rank or pod costs no step (docs/checkpoints.md)."),
+    memory_interval: Annotated[
+        int | None,
+        Meta(
+            description="Steps between two copies in memory, with which a lost rank or pod costs no step "
+            "(docs/checkpoints.md). 0: no copies. Unset: so many that copies take at most 1 % of the training time, "
+            "where they fit."
+        ),
     ] = None
 
 
-def _read(job: DDPTrainingJob) -> CheckpointMemory:
-    return FIELDS.read(job.spec).memory or CheckpointMemory()
-
-
 def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAddition:
-    """Return the variables that ``ddp_sdk.memory`` reads, and at most half of the container's memory for the copies.
+    """Return the variables that ``ddp_sdk.memory`` reads.
 
     If the copies do not fit, the script gets an error that it handles, and not the kernel's SIGKILL for the container.
     """
-    memory = _read(job)
-    if memory.enabled is False:
+    interval = FIELDS.read(job.spec).memory_interval
+    if interval == 0:
         return PodAddition()
     variables = {ENV_MEMORY_DIR: f"/dev/shm/ddp-memory-{job.uid}-{attempt}"}
-    if memory.interval is not None:
-        variables[ENV_MEMORY_INTERVAL] = str(memory.interval)
-    limit = parse_quantity(template.limits.get("memory"))
-    shared = str(int(limit // 2)) if memory.enabled and limit is not None else None
-    return PodAddition(variables=variables, shared_memory=shared)
+    if interval is not None:
+        variables[ENV_MEMORY_INTERVAL] = str(interval)
+    return PodAddition(variables=variables)
 
 
-def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Refuse shared memory that takes all of the container's memory."""
-    written = job.spec.shared_memory
-    amount = find_limits(pod, trainer).get("memory")
-    size = parse_quantity(written) if written else None
-    limit = parse_quantity(amount)
-    if not _read(job).enabled or size is None or limit is None or size < limit:
-        return
-    message = (
-        f"must be less than the container's memory limit, which is {amount}, because shared memory counts towards that "
-        "limit and spec.checkpoint.memory.enabled fills it; lower it or raise the limit"
-    )
-    yield FieldError("spec.sharedMemory", message, written)
+def _take_over_memory(memory: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(memory, Mapping):
+        return {}
+    if memory.get("enabled") is False:
+        return {"checkpoint": {"memoryInterval": 0}}
+    interval = {"checkpoint": {"memoryInterval": memory["interval"]}} if "interval" in memory else {}
+    return {"sharedMemory": "50%", **interval} if memory.get("enabled") else interval
 
 
 FIELDS: Final = OwnFields(
@@ -81,10 +56,18 @@ FIELDS: Final = OwnFields(
     at="checkpoint",
     rules=(
         require_between(
-            "spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"
+            "spec.checkpoint.memoryInterval", 0, 1_000_000, "leave it out for an interval that fits the step time"
         ),
     ),
-    check=_check,
     pod=_add,
+    former=(
+        FormerField(
+            "checkpoint.memory",
+            "write checkpoint.memoryInterval with the value of its interval; for enabled: false write 0, for enabled: "
+            "true sharedMemory: 50%",
+            describe_members(enabled={**TEXT, "type": "boolean"}, interval={**TEXT, "type": "integer"}),
+            _take_over_memory,
+        ),
+    ),
 )
 FEATURE: Final = Feature(FIELDS.feature, maturity="stable", page="checkpoints.md", fields=FIELDS)

@@ -61,6 +61,20 @@ REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodePath": "/cache"}]},
     ),
     ("tracking.tensorboard", {"tracking": {"tensorboard": {"path": "/tb"}}}, {"tracking": {"tensorboardPath": "/tb"}}),
+    *(
+        ("checkpoint.memory", {"checkpoint": {"path": "/c", "memory": memory}}, {"checkpoint": {"path": "/c", **new}})
+        for memory, new in (({"enabled": False}, {"memoryInterval": 0}), ({"interval": 5}, {"memoryInterval": 5}))
+    ),
+    (
+        "checkpoint.memory",
+        {"checkpoint": {"path": "/c", "memory": {"enabled": True, "interval": 5}}},
+        {"checkpoint": {"path": "/c", "memoryInterval": 5}, "sharedMemory": "50%"},
+    ),
+    (
+        "checkpoint.memory",
+        {"checkpoint": {"path": "/c", "memory": {"enabled": True}}, "shm": {"sizeLimit": "8Gi"}},
+        {"checkpoint": {"path": "/c"}, "sharedMemory": "8Gi"},
+    ),
 ]
 """The path of a field, a spec of the release before, and the same in this version."""
 
@@ -87,6 +101,12 @@ OF_RELEASE_BEFORE = {
         "preflight": {},
         "watchdog": {},
         "inputs": [{**INPUT, "nodeCache": {"path": "/cache"}}],
+    },
+    "memory": {
+        "shm": {},
+        "preflight": {},
+        "watchdog": {},
+        "checkpoint": {"path": "/c", "memory": {"enabled": True}},
     },
     "none": {"shm": {}, "preflight": {}, "watchdog": {}},
 }

@@ -56,7 +56,7 @@ BAD: dict[str, tuple[Any, ...]] = {
         STORE | {"claimName": "c"},
         STORE | {"shared": True},
     ),
-    "spec.sharedMemory": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
+    "spec.sharedMemory": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n", "0%", "100%", "5.5%"),
     "spec.scheduling.topologyKey": ("zone",),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
@@ -82,7 +82,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
     "spec.checkpoint": (STORE | {"keep": 1000, "secretRef": {"name": "bucket"}},),
-    "spec.sharedMemory": ("8Gi", "1", "0.5Ti", "100M"),
+    "spec.sharedMemory": ("8Gi", "1", "0.5Ti", "100M", "1%", "99%"),
     "spec.scheduling": (
         {},
         {"placement": "Pack", "topologyKey": "example.com/rack_1"},

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import UID, job, template, trainer
 
 
 def build_pod(
-    memory: dict[str, Any] | None = None, limit: str | None = None, of_pod: dict[str, Any] | None = None, **spec: Any
+    interval: int | None = None, limit: str | None = None, of_pod: dict[str, Any] | None = None, **spec: Any
 ) -> dict[str, Any]:
     """Return the pod of a container with this memory limit, or that of a template."""
     container = trainer(resources={"limits": {"memory": limit}} if limit else {})
-    checkpoint = {"path": "/ckpt", **({"memory": memory} if memory is not None else {})}
+    checkpoint = {"path": "/ckpt", **({"memoryInterval": interval} if interval is not None else {})}
     made = build_children(
         job(template=of_pod or template(container), checkpoint=checkpoint, **spec), attempt=2, nodes=2
     )
@@ -35,44 +34,33 @@ def find_size(pod: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "folder", "interval"),
+    ("interval", "folder", "variable"),
     [
         (None, f"/dev/shm/ddp-memory-{UID}-2", None),
-        ({"interval": 5}, f"/dev/shm/ddp-memory-{UID}-2", "5"),
-        ({"enabled": False}, None, None),
+        (5, f"/dev/shm/ddp-memory-{UID}-2", "5"),
+        (0, None, None),
     ],
 )
 def test_script_gets_folder_of_the_attempt_and_interval(
-    memory: dict[str, Any] | None, folder: str | None, interval: str | None
+    interval: int | None, folder: str | None, variable: str | None
 ) -> None:
-    environment = read_environment(build_pod(memory))
-    assert (environment.get("DDP_MEMORY_DIR"), environment.get("DDP_MEMORY_INTERVAL")) == (folder, interval)
+    environment = read_environment(build_pod(interval))
+    assert (environment.get("DDP_MEMORY_DIR"), environment.get("DDP_MEMORY_INTERVAL")) == (folder, variable)
 
 
 @pytest.mark.parametrize(
-    ("memory", "limit", "spec", "size"),
+    ("written", "limit", "size"),
     [
-        ({"enabled": True}, "8Gi", {}, str(4 * 2**30)),
-        ({"enabled": True}, "8Gi", {"sharedMemory": "6Gi"}, "6Gi"),
-        ({"enabled": True}, None, {}, None),
-        ({"interval": 2}, "8Gi", {}, None),
-        (None, "8Gi", {}, None),
-        (None, "8Gi", {"sharedMemory": "8Gi"}, "8Gi"),
+        ("50%", "8Gi", str(4 * 2**30)),
+        ("99%", "1000", "990"),
+        ("50%", None, None),
+        ("6Gi", "8Gi", "6Gi"),
+        (None, "8Gi", None),
     ],
 )
-def test_size_of_shared_memory(
-    memory: dict[str, Any] | None, limit: str | None, spec: dict[str, Any], size: str | None
-) -> None:
-    assert find_size(build_pod(memory, limit, **spec)) == size
+def test_size_of_shared_memory(written: str | None, limit: str | None, size: str | None) -> None:
+    spec = {} if written is None else {"sharedMemory": written}
+    assert find_size(build_pod(2, limit, **spec)) == size
     if limit:
         of_pod = template(trainer(), resources={"limits": {"memory": limit}})
-        assert find_size(build_pod(memory, of_pod=of_pod, **spec)) == size
-
-
-@pytest.mark.parametrize("size", ["8Gi", "9Gi"])
-def test_shared_memory_of_the_whole_limit_is_refused(size: str) -> None:
-    with pytest.raises(InvalidManifest) as refused:
-        build_pod({"enabled": True}, "8Gi", sharedMemory=size)
-    [error] = refused.value.errors
-    assert error.path == "spec.sharedMemory"
-    assert "must be less than the container's memory limit, which is 8Gi" in str(error)
+        assert find_size(build_pod(2, of_pod=of_pod, **spec)) == size
