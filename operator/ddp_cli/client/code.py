@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+import msgspec
+
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.client.claim import put_on_claim
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import CODE_PREFIX, PackedCode
+from ddp_operator.api.code_source import CONFIG_MAP, split_source
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
-from ddp_operator.features.code.fields import CONFIG_MAP, FIELDS
 from ddp_operator.manifests.template import resolve_template
 
 _STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -62,9 +64,9 @@ def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
 
 def _find_config_map(job: DDPTrainingJob) -> str | None:
     """Return the name of the ConfigMap with a job's code; None: it has no code, or has it elsewhere."""
-    code = FIELDS.read(job.spec).code
-    kind, name, _ = code.place if code is not None else ("", "", "")
-    return name if kind == CONFIG_MAP else None
+    code = msgspec.to_builtins(job.spec).get("code") or {}
+    source = split_source(code.get("source", ""))
+    return source.name if source.kind == CONFIG_MAP else None
 
 
 def _check_exists(api: Api, name: str) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Final
 from ddp_cli.local.machine import LOOPBACK_VARIABLES
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
+from ddp_operator.api.code_source import CONFIG_MAP, IMAGE, split_source
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.kubeobjects import find_trainer, is_gpu
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
-from ddp_operator.features.code.fields import CONFIG_MAP, IMAGE
 from ddp_pod.contract.processes import read_cpu_quota
 
 
@@ -249,7 +249,7 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
 
 def check_code(resource: Object, others: Sequence[Object]) -> None:
     """Check that the code of the job is a claim or in the file. Raises: Unsuitable."""
-    kind, _, name = (resource["spec"].get("code") or {}).get("source", "").partition("/")
+    kind, name, _ = split_source((resource["spec"].get("code") or {}).get("source", ""))
     config_maps = [item["metadata"]["name"] for item in others if item.get("kind") == "ConfigMap"]
     if kind == IMAGE or (kind == CONFIG_MAP and name not in config_maps):
         problem = "no image is pulled on this machine" if kind == IMAGE else "not in the file"

@@ -585,7 +585,7 @@ class _Session:
         free = find_available(self._folder) >> 20
         return (
             f"the copies need {mebibytes} MiB of memory, and {self._folder} has room for {free} MiB. Training "
-            "continues with its checkpoints on disk. Raise spec.shm.sizeLimit and the container's memory limit, or set "
+            "continues with its checkpoints on disk. Raise spec.sharedMemory and the container's memory limit, or set "
             "spec.checkpoint.memoryInterval to 0."
         )
 

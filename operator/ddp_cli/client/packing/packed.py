@@ -11,7 +11,7 @@ from typing import Any, Final
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
 from ddp_operator.api import constants
-from ddp_operator.features.code.fields import CLAIM, CONFIG_MAP, Code, describe_revision
+from ddp_operator.api.code_source import CLAIM, CONFIG_MAP, describe_revision, split_source
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
 
@@ -30,17 +30,13 @@ class PackedCode:
     @property
     def claim(self) -> str:
         """The claim that the archive is for; empty: it is for a ConfigMap."""
-        kind, name, _ = self._place
-        return name if kind == CLAIM else ""
+        source = split_source(self.spec["source"])
+        return source.name if source.kind == CLAIM else ""
 
     @property
     def path(self) -> str:
         """The path of the archive in its volume."""
-        return self._place[2]
-
-    @property
-    def _place(self) -> tuple[str, str, str]:
-        return Code(digest=self.archive.digest, source=self.spec["source"]).place
+        return split_source(self.spec["source"]).path
 
     def describe(self) -> str:
         """Return a line about the packed files, and lines about large ones and about possible secrets left out."""
@@ -78,7 +74,7 @@ class PackedCode:
     def check_size(self) -> None:
         """Check that the archive fits in a ConfigMap. Raises: CannotPack."""
         size = len(self.archive.data)
-        if self.spec["source"].startswith(f"{CONFIG_MAP}/") and size > CONFIG_MAP_LIMIT:
+        if not self.claim and size > CONFIG_MAP_LIMIT:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
                 f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {list_largest(self.archive.sizes)}. Name unneeded "

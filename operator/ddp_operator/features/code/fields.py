@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
+from ddp_operator.api.code_source import CLAIM, CONFIG_MAP, IMAGE, describe_revision, split_source
 from ddp_operator.api.former import TEXT, FormerField
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
@@ -15,12 +16,6 @@ from ddp_operator.api.spec import Spec, SpecFields
 from ddp_pod.contract.plan import CodeConfig, PodPlan
 
 _LONGEST: Final = {"maxLength": 4096}
-
-
-CONFIG_MAP: Final = "configmap"
-CLAIM: Final = "claim"
-IMAGE: Final = "image"
-"""Kinds of spec.code.source."""
 
 
 class Code(SpecFields, frozen=True, kw_only=True):
@@ -60,26 +55,9 @@ class Code(SpecFields, frozen=True, kw_only=True):
     ] = None
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """The kind of the source, the name of the object, and the path of the archive in its volume."""
-        kind, _, name = self.source.partition("/")
-        if kind != CLAIM:
-            return kind, name, constants.CODE_FILE
-        name, _, path = name.partition("/")
-        return kind, name, path
-
-    @property
     def folder(self) -> str:
         """The path of the folder in the pods."""
         return (self.mount_path or constants.CODE_FOLDER).rstrip("/")
-
-
-def describe_revision(digest: str, commit: str, *, is_dirty: bool) -> str:
-    """Return spec.code.revision of a folder. ``commit``: empty if it is unknown."""
-    if not commit:
-        return digest[:12]
-    # Two dirty trees of a commit differ in their digest alone.
-    return f"{commit[:12]}-dirty {digest[:12]}" if is_dirty else commit[:12]
 
 
 class CodeFields(SpecFields, frozen=True, kw_only=True):
@@ -94,7 +72,7 @@ def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
     if code is None:
         return plan
     config = CodeConfig(
-        archive=f"{constants.CODE_MOUNT_PATH}/{code.place[2]}",
+        archive=f"{constants.CODE_MOUNT_PATH}/{split_source(code.source).path}",
         digest=code.digest,
         folder=code.folder,
         requirements=code.pip,
@@ -119,7 +97,7 @@ def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAdd
 
 def _list_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the name, source and mount path of each volume."""
-    kind, name, _ = code.place
+    kind, name, _ = split_source(code.source)
     archive: dict[str, Any] = {"configMap": {"name": name}}
     if kind == CLAIM:  # only the mount is read-only: the job may write to the same claim in another volume
         archive = {"persistentVolumeClaim": {"claimName": name}}

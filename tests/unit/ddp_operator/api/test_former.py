@@ -2,171 +2,59 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from typing import Any
-
 import pytest
 
-from ddp_operator.api.completion import complete_job
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.former import FormerField, is_former, take_over_former
+from ddp_operator.api.former import FormerField, find_former, list_former, take_over_former
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.status import Profile
+from ddp_operator.api.schema import KERNEL
 from ddp_operator.api.written import parse_written
-from ddp_operator.features import SCHEMA, build_definitions
-from docs.pages.schemas import to_json_schema
-from tests.support.builders import resource, template
+from tests.support.builders import resource
 
-INPUT = {"url": "https://host/file", "mountPath": "/data"}
-REPLACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("shm", {"shm": {"sizeLimit": "8Gi"}}, {"sharedMemory": "8Gi"}),
-    ("shm", {"shm": {}}, {}),
-    (
-        "network",
-        {"network": {"profile": "auto", "require": True, "transports": ["IB"]}, "preflight": {"mode": "Fail"}},
-        {"preflight": {"mode": "Fail", "require": True, "transports": ["IB"]}},
-    ),
-    (
-        "code.configMapName",
-        {"code": {"digest": "1" * 64, "configMapName": "a", "mountPath": "/src"}},
-        {"code": {"digest": "1" * 64, "source": "configmap/a", "mountPath": "/src"}},
-    ),
-    *(
-        (
-            path,
-            {"code": {"digest": "1" * 64, "claimName": "a", "path": "b/c", "commit": "2" * 40, "dirty": True}},
-            {"code": {"digest": "1" * 64, "source": "claim/a/b/c", "revision": f"{'2' * 12}-dirty {'1' * 12}"}},
-        )
-        for path in ("code.claimName", "code.path", "code.commit", "code.dirty")
-    ),
-    (
-        "code.image",
-        {"code": {"digest": "1" * 64, "image": f"a/b@sha256:{'0' * 64}", "commit": "2" * 40}},
-        {"code": {"digest": "1" * 64, "source": f"image/a/b@sha256:{'0' * 64}", "revision": "2" * 12}},
-    ),
-    *(
-        (
-            f"scheduling.{name}",
-            {"scheduling": {name: "a", "placement": "Pack"}},
-            {"scheduling": {"placement": "Pack"}, "template": template(**{name: "a"})},
-        )
-        for name in ("schedulerName", "priorityClassName")
-    ),
-    (
-        "inputs[].nodeCache",
-        {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodeCache": {"path": "/cache"}}]},
-        {"inputs": [{**INPUT, "claimName": "c"}, {**INPUT, "nodePath": "/cache"}]},
-    ),
-    ("tracking.tensorboard", {"tracking": {"tensorboard": {"path": "/tb"}}}, {"tracking": {"tensorboardPath": "/tb"}}),
-    *(
-        ("checkpoint.memory", {"checkpoint": {"path": "/c", "memory": memory}}, {"checkpoint": {"path": "/c", **new}})
-        for memory, new in (({"enabled": False}, {"memoryInterval": 0}), ({"interval": 5}, {"memoryInterval": 5}))
-    ),
-    (
-        "checkpoint.memory",
-        {"checkpoint": {"path": "/c", "memory": {"enabled": True, "interval": 5}}},
-        {"checkpoint": {"path": "/c", "memoryInterval": 5}, "sharedMemory": "50%"},
-    ),
-    (
-        "checkpoint.memory",
-        {"checkpoint": {"path": "/c", "memory": {"enabled": True}}, "shm": {"sizeLimit": "8Gi"}},
-        {"checkpoint": {"path": "/c"}, "sharedMemory": "8Gi"},
-    ),
-]
-"""The path of a field, a spec of the release before, and the same in this version."""
+MOVED = FormerField("a.b", "write a.c", {"type": "string"}, lambda value, _: {"a": {"c": value}})
+OF_ITEMS = FormerField("list[].b", "write c", {"type": "string"}, lambda value, item: {"c": f"{value} {item['d']}"})
 
 
-@pytest.mark.parametrize(("path", "old", "new"), REPLACED)
-def test_stored_field_is_taken_over(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert parse_resource(resource(**old), SCHEMA).spec == parse_resource(resource(**new), SCHEMA).spec
-
-
-@pytest.mark.parametrize(("path", "old", "new"), REPLACED)
-def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    with pytest.raises(InvalidManifest, match="removed; ") as refused:
-        parse_written(resource(**old), SCHEMA)
-    assert path in [re.sub(r"\[\d+\]", "[]", error.path.removeprefix("spec.")) for error in refused.value.errors]
-    parse_written(resource(**new), SCHEMA)
-
-
-OF_RELEASE_BEFORE = {
-    "shm": {"shm": {"sizeLimit": "8Gi"}, "preflight": {}, "watchdog": {}},
-    "network": {"shm": {}, "network": {"require": True}, "preflight": {"mode": "Fail"}, "watchdog": {}},
-    "code": {"shm": {}, "preflight": {}, "watchdog": {}, "code": {"digest": "1" * 64, "configMapName": "a"}},
-    "inputs": {
-        "shm": {},
-        "preflight": {},
-        "watchdog": {},
-        "inputs": [{**INPUT, "nodeCache": {"path": "/cache"}}],
-    },
-    "memory": {
-        "shm": {},
-        "preflight": {},
-        "watchdog": {},
-        "checkpoint": {"path": "/c", "memory": {"enabled": True}},
-    },
-    "none": {"shm": {}, "preflight": {}, "watchdog": {}},
-}
-"""Former members, and those with a default, by which that release has computed the digest of a job."""
-
-
-@pytest.mark.parametrize("name", OF_RELEASE_BEFORE)
-@pytest.mark.parametrize("of_profile", [False, True])
-def test_waiting_job_has_the_digest_of_the_release_before(name: str, of_profile: bool) -> None:
-    """Its Job stays, and its place in a queue."""
-    members = OF_RELEASE_BEFORE[name]
-    written = {key: value for key, value in members.items() if value}
-    raw = resource(profileRef={"name": "p"}, **({} if of_profile else written))
-    profile = Profile(kind="ClusterDDPTrainingProfile", name="p", digest="d", job=written if of_profile else {})
-    job = complete_job(raw, profile, SCHEMA)
-    fixed = {"procPerNode": raw["spec"]["procPerNode"]} if "procPerNode" in raw["spec"] else {}
-    digested = json.dumps({**members, **fixed, "template": raw["spec"]["template"]}, sort_keys=True)
-    assert job.spec_digest == hashlib.sha256(digested.encode()).hexdigest()[:16]
-
-
-def test_every_former_field_has_an_example() -> None:
-    assert {field.path for field in SCHEMA.former} == {path for path, _, _ in REPLACED}
-
-
-def test_profile_of_a_network_is_refused_also_where_it_is_stored() -> None:
-    with pytest.raises(InvalidManifest, match=r"spec\.network\.profile: .* apply deploy/profiles/fabric-<name>"):
-        parse_resource(resource(network={"profile": "ib"}), SCHEMA)
-
-
-def test_written_members_take_precedence() -> None:
-    job = parse_resource(resource(shm={"sizeLimit": "8Gi"}, sharedMemory="9Gi"), SCHEMA)
-    assert job.spec.shared_memory == "9Gi"
+def test_value_moves_and_its_neighbours_stay() -> None:
+    assert take_over_former({"a": {"b": 1, "d": 2}}, (MOVED,)) == {"a": {"c": 1, "d": 2}}
+    listed = {"list": [{"b": "x", "d": "y"}, {"d": "y"}, 5]}
+    assert take_over_former(listed, (OF_ITEMS,)) == {"list": [{"c": "x y", "d": "y"}, {"d": "y"}, 5]}
 
 
 def test_values_of_another_shape_are_kept_for_their_refusal() -> None:
-    field = FormerField("a.b", "write c", {"type": "string"}, lambda value, _: {"a": {"c": value}})
-    for spec in (None, 5, {"a": 5}, {"a": {"c": 1}}):
-        assert take_over_former(spec, (field,)) == spec
-    assert take_over_former({"a": {"b": 1, "d": 2}}, (field,)) == {"a": {"c": 1, "d": 2}}
+    for spec in (None, 5, {"a": 5}, {"a": {"c": 1}}, {"list": 5}):
+        assert take_over_former(spec, (MOVED, OF_ITEMS)) == spec
+        assert find_former(spec, (MOVED, OF_ITEMS)) == []
+        assert list_former(spec, (MOVED, OF_ITEMS)) == {}
 
 
-@pytest.mark.parametrize("of_job", [True, False])
-def test_profile_and_job_may_have_different_forms(of_job: bool) -> None:
-    old: dict[str, Any] = {"shm": {"sizeLimit": "8Gi"}}
-    new: dict[str, Any] = {"sharedMemory": "9Gi"}
-    own, base = (old, new) if of_job else (new, old)
-    profile = Profile(kind="ClusterDDPTrainingProfile", name="p", digest="d", job=base)
-    job = complete_job(resource(profileRef={"name": "p"}, **own), profile, SCHEMA)
-    assert job.spec.shared_memory == ("8Gi" if of_job else "9Gi")
+def test_refusal_names_the_item_and_the_replacement() -> None:
+    (refused,) = find_former({"list": [{}, {"b": 1}]}, (MOVED, OF_ITEMS))
+    assert str(refused) == "spec.list[1].b: removed; write c"
+
+
+def test_members_whose_form_has_changed_are_listed_as_stored() -> None:
+    assert list_former({"a": {"b": 1}, "d": 2}, (MOVED,)) == {"a": {"b": 1}}
+    assert list_former({"shm": {"sizeLimit": "8Gi"}}, KERNEL.former) == {
+        "shm": {"sizeLimit": "8Gi"}, "sharedMemory": None,
+    }  # fmt: skip
+
+
+def test_stored_job_is_read_and_written_one_is_refused() -> None:
+    old = resource(shm={"sizeLimit": "8Gi"})
+    assert parse_resource(old, KERNEL).spec == parse_resource(resource(sharedMemory="8Gi"), KERNEL).spec
+    with pytest.raises(InvalidManifest, match=r"^spec\.shm: removed; write sharedMemory"):
+        parse_written(old, KERNEL)
+
+
+def test_written_members_take_precedence() -> None:
+    job = parse_resource(resource(shm={"sizeLimit": "8Gi"}, sharedMemory="9Gi"), KERNEL)
+    assert job.spec.shared_memory == "9Gi"
 
 
 def test_api_server_keeps_stored_fields_and_refuses_new_ones() -> None:
-    shm = build_spec_schema(SCHEMA)["properties"]["shm"]
+    shm = build_spec_schema(KERNEL)["properties"]["shm"]
     assert list(shm["properties"]) == ["sizeLimit"]
     (rule,) = shm["x-kubernetes-validations"]
     assert rule == {"rule": "false", "message": "removed; write sharedMemory: 8Gi with the value of its sizeLimit"}
-
-
-def test_schemas_for_editors_lack_former_fields() -> None:
-    for definition in build_definitions().values():
-        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        assert "Removed: " not in str(to_json_schema(schema)).replace("that a job may not change: removed", "")
-    assert not is_former(build_spec_schema(SCHEMA)["properties"]["sharedMemory"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddp_operator.api.code_source import describe_revision
 from ddp_operator.features.code import FEATURE
-from ddp_operator.features.code.fields import describe_revision
 from tests.support.fields import check_fields, list_fixed
 
 PATH = "spec.code"

@@ -259,7 +259,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_silent_scheduler_is_named(self, age: float) -> None:
-        """No scheduler may have the name in spec.scheduling.schedulerName."""
+        """No scheduler may have the name in spec.template.spec.schedulerName."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
         words = "train-1-0-abcde (and 1 more pod): no scheduler has acted on it; check that volcanoo is running"
         ignored = ("Unschedulable", f"{words} (0/2 pods scheduled)")
