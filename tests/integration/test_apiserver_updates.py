@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.constants import KIND, PLURAL
 from ddp_operator.api.crd import build_crd
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
@@ -269,6 +270,69 @@ def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: C
 
     server.runner.run(scenario())
     plane.kubectl("delete", "crd", f"{PLURAL}.older.example.com")
+
+
+FORMER: dict[str, Any] = {
+    "shm": {"sizeLimit": "8Gi"},
+    "network": {"require": True, "transports": ["IB"]},
+    "preflight": {"minMegabytesPerSecond": 5},
+    "scheduling": {"priorityClassName": "high"},
+    "checkpoint": {"path": "/c", "memory": {"interval": 5}},
+    "code": {"digest": "1" * 64, "claimName": "a", "path": "b", "commit": "2" * 40, "dirty": True},
+    "inputs": [{"url": "https://host/file", "mountPath": "/data", "nodeCache": {"path": "/cache"}}],
+    "tracking": {"tensorboard": {"path": "/tb"}},
+}
+"""Members of the release before."""
+
+
+def test_stored_job_keeps_former_fields_and_new_one_is_refused(server: UpdateServer, plane: ControlPlane) -> None:
+    group = "former.example.com"
+
+    async def scenario() -> None:
+        crd = build_crd(SCHEMA)
+        crd["metadata"]["name"] = f"{PLURAL}.{group}"
+        crd["spec"]["group"] = group
+        del crd["spec"]["names"]["categories"]
+        older = json.loads(json.dumps(crd).replace('"rule": "false"', '"rule": "true"'))
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(older))
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{group}")
+        where = f"/apis/{group}/v1alpha1/namespaces/default/{PLURAL}"
+        call = server.actors.client.request
+        old = resource("old", **FORMER) | {"apiVersion": f"{group}/v1alpha1"}
+        await server.actors.until(lambda: takes(call("POST", where, body=old)), "the older definition")
+
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
+        new = old | {"metadata": {"name": "new"}}
+
+        async def refused() -> bool:
+            return not await takes(call("POST", where, body=new, params={"dryRun": "All"}))
+
+        await server.actors.until(refused, "the newer definition")
+        with pytest.raises(ResponseError) as error:
+            await call("POST", where, body=new)
+        assert all(field.message in str(error.value) for field in SCHEMA.former if has_member(FORMER, field.path))
+
+        merge = {"content_type": "application/merge-patch+json"}
+        await call("PATCH", f"{where}/old", body={"spec": {"suspend": True, "nodes": 3}}, **merge)
+        await call("PATCH", f"{where}/old/status", body={"status": STATUSES["running"]}, **merge)
+        await call("PATCH", f"{where}/old", body={"spec": {"suspend": False}}, **merge)
+        stored = await call("GET", f"{where}/old")
+        assert {name: stored["spec"][name] for name in FORMER} == FORMER
+        assert parse_resource(stored, SCHEMA).spec.shared_memory == "8Gi"
+
+    try:
+        server.runner.run(scenario())
+    finally:
+        plane.kubectl("delete", "crd", f"{PLURAL}.{group}")
+
+
+def has_member(value: Any, path: str) -> bool:
+    """Return whether an object has a member. ``path``: with [] behind the name of a list."""
+    name, _, below = path.partition(".")
+    items = value.get(name.removesuffix("[]"))
+    if not below or items is None:
+        return items is not None
+    return any(has_member(item, below) for item in (items if isinstance(items, list) else [items]))
 
 
 async def takes(call: Awaitable[Any]) -> bool:

@@ -10,7 +10,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.columns import COLUMNS
 from ddp_operator.api.completion import find_completing
-from ddp_operator.api.former import add_former
+from ddp_operator.api.former import FormerField, add_former
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
@@ -39,7 +39,7 @@ def build_spec_schema(schema: Schema) -> dict[str, Any]:
         remedy = f"add it, or {part.completion.remedy}"
 
     # `required` in the schema would apply to jobs with a profile too, so a CEL rule checks these fields.
-    checks = {path: _is_set_or_not_needed(path) for path in required}
+    checks = {path: _is_set_or_not_needed(path, schema.former) for path in required}
     missing = " + ".join(f"({check} ? '' : 'spec.{path} ')" for path, check in checks.items())
     spec["x-kubernetes-validations"] = [
         {
@@ -75,11 +75,16 @@ def make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any
     return optional, paths
 
 
-def _is_set_or_not_needed(path: str) -> str:
-    """Return CEL that is true if the member at ``path`` is set, or an object above it is not."""
+def _is_set_or_not_needed(path: str, former: Iterable[FormerField]) -> str:
+    """Return CEL that is true if the member at ``path`` is set, or an object above it is not.
+
+    A stored job may have a former member beside it instead.
+    """
+    group = path.rpartition(".")[0]
+    beside = [field.path for field in former if group and field.path.rpartition(".")[0] == group]
     parents = [path[:end] for end, letter in enumerate(path) if letter == "."]
     conditions = [f"!has(self.{parent})" for parent in parents]
-    conditions.append(f"has(self.{path})")
+    conditions += [f"has(self.{set_path})" for set_path in (path, *beside)]
     return f"({' || '.join(conditions)})"
 
 

@@ -122,7 +122,8 @@ def _take_over_network(network: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"preflight": {name: value for name, value in network.items() if name != "profile"}}
 
 
-_REQUIRED: Final = read_or_default("preflight.require", False)
+# A stored job may have the former field.
+_REQUIRED: Final = f"({read_or_default('preflight.require', False)} || {read_or_default('network.require', False)})"
 _CHECKS: Final = read_or_default("preflight.checks", [])
 FIELDS: Final = OwnFields(
     "preflight",

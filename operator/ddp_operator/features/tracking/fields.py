@@ -135,7 +135,8 @@ FIELDS: Final = OwnFields(
     rules=(
         require(
             "tracking",
-            "has(self.tracking.tensorboardPath) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
+            "has(self.tracking.tensorboardPath) || has(self.tracking.mlflow) || has(self.tracking.wandb)"
+            " || has(self.tracking.tensorboard)",  # of a stored job
             "needs a tracker; add tensorboardPath, mlflow or wandb, or remove tracking",
         ),
         CelRule(
