@@ -12,7 +12,7 @@ import pytest
 from ddp_operator.api.completion import complete_job
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.former import is_former
+from ddp_operator.api.former import FormerField, is_former, take_over_former
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Profile
 from ddp_operator.api.written import parse_written
@@ -125,6 +125,15 @@ def test_waiting_job_has_the_digest_of_the_release_before(name: str, of_profile:
     fixed = {"procPerNode": raw["spec"]["procPerNode"]} if "procPerNode" in raw["spec"] else {}
     digested = json.dumps({**members, **fixed, "template": raw["spec"]["template"]}, sort_keys=True)
     assert job.spec_digest == hashlib.sha256(digested.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("field", SCHEMA.former, ids=lambda field: field.path)
+@pytest.mark.parametrize("value", [None, 5, "x", [], {}, {"path": 5}], ids=str)
+def test_odd_value_of_a_file_is_no_fault(field: FormerField, value: object) -> None:
+    spec: Any = value
+    for name in reversed(field.path.split(".")):
+        spec = {name.removesuffix("[]"): [spec, value] if name.endswith("[]") else spec}
+    assert isinstance(take_over_former(spec, SCHEMA.former), dict)
 
 
 def test_every_former_field_has_an_example() -> None:

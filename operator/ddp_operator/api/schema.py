@@ -70,7 +70,7 @@ _FORMER: Final = (
         "shm",
         "write sharedMemory: 8Gi with the value of its sizeLimit",
         describe_members(sizeLimit=TEXT),
-        lambda shm, _: {"sharedMemory": shm["sizeLimit"]} if shm and "sizeLimit" in shm else {},
+        lambda shm, _: {"sharedMemory": shm["sizeLimit"]} if isinstance(shm, Mapping) and "sizeLimit" in shm else {},
     ),
     FormerField(
         "scheduling.schedulerName",
