@@ -66,8 +66,9 @@ def format_table(
 ) -> list[str]:
     """Return the header and the rows. The columns are the CRD's printer columns."""
     from ddp_operator.api.crd import build_columns
+    from ddp_operator.features import SCHEMA
 
-    columns = build_columns()
+    columns = build_columns(SCHEMA)
     shown = [column for column in columns if wide or not column.get("priority")]
     header = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
     rows = [header]

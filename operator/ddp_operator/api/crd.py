@@ -6,6 +6,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from msgspec import structs
+
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.columns import COLUMNS
@@ -97,7 +99,7 @@ def build_crd(schema: Schema) -> dict[str, Any]:
     }
     names = {"kind": constants.KIND, "shortNames": list(constants.SHORT_NAMES), "categories": ["all"]}
     return define_kind(
-        names, "Namespaced", build_resource_schema(schema), build_columns(), {"status": {}, "scale": scale}
+        names, "Namespaced", build_resource_schema(schema), build_columns(schema), {"status": {}, "scale": scale}
     )
 
 
@@ -187,9 +189,11 @@ def render_crd(definition: Mapping[str, Any]) -> str:
     return header + format_documents([definition])
 
 
-def build_columns() -> list[dict[str, Any]]:
-    """Return the printer columns of the job."""
+def build_columns(schema: Schema) -> list[dict[str, Any]]:
+    """Return the printer columns of the job, of which a feature that is not there has none."""
+    members = {member.encode_name for member in structs.fields(schema.spec)}
     return [
         {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
         for name, kind, path, priority in COLUMNS
+        if not path.startswith(".spec.") or path.split(".")[2] in members
     ]
