@@ -1,5 +1,8 @@
 """The hooks of features. The kernel calls them, and imports no feature (docs/adr/0056-features-behind-hooks.md).
 
+This is above the kernel, whose passes know what features add to them (``decide/state.PassHooks``,
+``reconcile/acting.ReconcileHooks`` and ``FeatureHooks``), but neither the features nor how their faults are contained.
+
 A feature is a folder of ``ddp_operator.features`` and a line of its tuple. Whatever one of its hooks raises or returns
 is contained here: it is counted, logged, and reported in the job's condition ``FeaturesWork``, and the pass goes on.
 """
@@ -342,6 +345,11 @@ class JobHooks(PassHooks):
     hooks: Hooks
     job: DDPTrainingJob
     guard: Guard
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """What hooks have raised, by the name of the feature, one for each."""
+        return self.guard.describe()
 
     def reads_nodes(self) -> bool:
         """Return whether a feature judges the nodes of this job's pods."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
@@ -324,7 +324,7 @@ class Observation(Children):
         return next((value for value in self.observed.values() if isinstance(value, kind)), None)
 
 
-class PassHooks:
+class PassHooks(Protocol):
     """What features add to the decision of a pass: here nothing. ``decide/hooks.JobHooks`` calls them."""
 
     def review(self, state: "State") -> tuple[Remark, ...]:
@@ -359,7 +359,11 @@ class PassHooks:
         return status
 
 
-NO_HOOKS: Final = PassHooks()
+class _NoHooks(PassHooks):
+    pass
+
+
+NO_HOOKS: Final = _NoHooks()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
 from ddp_operator.decide.avoidance import list_returned_nodes
 from ddp_operator.decide.conditions import is_finished
-from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import (
     exclusive_claim,
     explain_conflict,
@@ -63,7 +62,7 @@ from ddp_operator.manifests.children import (
     raise_requests,
 )
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
-from ddp_operator.reconcile.acting import ActionContext
+from ddp_operator.reconcile.acting import ActionContext, FeatureHooks
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.observer import Memory
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
@@ -83,7 +82,7 @@ Manifest = Mapping[str, Any]
 class Executor:
     """Executes decisions on one cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, hooks: Hooks) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, hooks: FeatureHooks) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns = turns

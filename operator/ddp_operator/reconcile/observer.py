@@ -25,7 +25,6 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
 from ddp_operator.decide.failures import Termination
-from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
@@ -34,7 +33,7 @@ from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.objects import view_children, view_node
 from ddp_operator.reading.pages import RateMeter, decode_report
-from ddp_operator.reconcile.acting import PodPages
+from ddp_operator.reconcile.acting import FeatureHooks, PodPages, ReconcileHooks
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -97,7 +96,7 @@ class Memory:
     next_node: int = 0
     """Index in the job's nodes of the first node to read next."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    faults: Faults = field(default_factory=dict)
+    faults: dict[tuple[str, str], str] = field(default_factory=dict)
     """Of the hooks of features."""
     orphaned_since: datetime | None = None
     """Time since which pods without a Job exist that are not being deleted."""
@@ -139,7 +138,12 @@ class Observer:
     """Observes one resource at a time. It counts those whose pods do not all run."""
 
     def __init__(
-        self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float, hooks: Hooks
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        turns: Turns,
+        progress_interval: float,
+        hooks: FeatureHooks,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -191,7 +195,7 @@ class Observer:
             failures_in_place=failures,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
-            faults=hooks.guard.describe(),
+            faults=hooks.faults,
         )
         shared = _find_shared(job, snapshot, observation, {*job.status.operator_state.children, *memory.children})
         return replace(
@@ -210,7 +214,7 @@ class Observer:
         (self._waiting.add if is_waiting else self._waiting.discard)(key)
 
     def _build_pages(
-        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory, hooks: JobHooks
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory, hooks: ReconcileHooks
     ) -> PodPages:
         return PodPages(
             job,
@@ -311,7 +315,7 @@ class Observer:
         return nodes
 
     async def _watch_nodes(
-        self, job: DDPTrainingJob, children: Children, memory: Memory, hooks: JobHooks
+        self, job: DDPTrainingJob, children: Children, memory: Memory, hooks: ReconcileHooks
     ) -> Mapping[str, Trouble]:
         """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
         used = list_nodes_in_use(job, children) if hooks.reads_nodes() else ()
