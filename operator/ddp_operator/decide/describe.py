@@ -32,14 +32,13 @@ from ddp_operator.decide.losses import (
     describe_replacement,
     is_replacing,
 )
-from ddp_operator.decide.report import Page, drop_eta, drop_pace
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import NODE_LOST
 from ddp_pod.contract.progress import Uploads
 
-_WITHOUT_STEPS = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
 _TIME_TO_JOIN = timedelta(minutes=3)
@@ -68,10 +67,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
-    progress = status.progress if phase == "Running" else drop_eta(status.progress)
-    if conditions.has_stopped:
-        progress = drop_pace(progress)
-    status = replace(status, phase=phase, progress=progress, conditions=state.status.conditions)
+    status = replace(status, phase=phase, conditions=state.status.conditions)
     return set_conditions(status, conditions.facts, state.now, state.job.generation)
 
 
@@ -108,8 +104,6 @@ class AttemptConditions:
 
     facts: tuple[Fact, ...]
     restarting: Fact
-    has_stopped: bool
-    """Whether a job that has trained makes no step now."""
 
 
 def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptConditions:
@@ -137,8 +131,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
-    has_stopped = progressing.status != "True" and progressing.reason in _WITHOUT_STEPS
-    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
+    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting)
 
 
 def _describe_features(state: State) -> Fact | None:

@@ -32,7 +32,7 @@ from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation, 
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.objects import view_children, view_node
-from ddp_operator.reading.pages import RateMeter, decode_report
+from ddp_operator.reading.pages import decode_report
 from ddp_operator.reconcile.acting import FeatureHooks, PodPages, ReconcileHooks
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
@@ -65,7 +65,6 @@ class Memory:
     """Number of ended pods of the attempt at the last pass."""
     page_lost: datetime | None = None
     """Time since which the page of pod 0 has not responded."""
-    meter: RateMeter = field(default_factory=RateMeter)
     page_budget: PageBudget = field(default_factory=PageBudget)
     """Budget for the pages of all pods except pod 0."""
     observed: Mapping[str, object] = field(default_factory=dict)
@@ -275,9 +274,6 @@ class Observer:
         if not job.holds_pods:
             page = replace(page, dev=None)
         memory.page_lost = None
-        process = pod_zero.uid, page.restarts
-        with contain("rates", str(job)):
-            page = replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
         return PageReading(is_due=True, is_requested=True, page=page)
 
     async def _read_pages(

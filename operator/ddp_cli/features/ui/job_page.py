@@ -21,7 +21,7 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.decide.report import read_rate
+from ddp_operator.decide.pace import read_rate
 from ddp_pod.contract.names import STALLED_STATES
 
 _YAML_CHARACTERS: Final = 256 << 10

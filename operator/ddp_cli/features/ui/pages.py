@@ -23,7 +23,8 @@ from ddp_operator.api.status import Restarts, Status
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end
 from ddp_operator.decide.held_runs import record_run
-from ddp_operator.decide.report import Page, build_progress, drop_pace
+from ddp_operator.decide.pace import build_paced_progress, drop_pace
+from ddp_operator.decide.report import Page
 from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
 
@@ -107,7 +108,7 @@ def _restore(status: Status, report: PodReport) -> Status:
         phase="Held",
         start_time=begun.dev.start_time,
         completion_time=begun.dev.completion_time,
-        progress=drop_pace(build_progress(page.progress)),
+        progress=drop_pace(build_paced_progress(page.progress)),
         history=None,
         restarts=Restarts(all=report.restarts, in_place=report.restarts),
         last_restart=None,

@@ -12,7 +12,6 @@ from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import (
     Condition,
     LastFailure,
-    Progress,
     RestartCounts,
     Status,
 )
@@ -85,24 +84,6 @@ def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str
     nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
     decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
     assert read_state(decision, c.RENDEZVOUSED) == expected
-
-
-class TestTimeLeft:
-    @pytest.mark.parametrize(
-        ("pods", "jobs"),
-        [
-            ((child_pod(0), child_pod(1, "Pending")), [child_job()]),
-            ((), [child_job(conditions={"Complete": ""})]),
-            ((child_pod(0, "Failed", code=86, message=last_words("NCCL", secondary=True)), child_pod(1)), [
-                child_job(conditions={"FailureTarget": "why"})
-            ]),
-        ],
-        ids=["waits", "ended", "waits for the cause"],
-    )  # fmt: skip
-    def test_preflight_is_absent_without_training(self, pods: Any, jobs: Any) -> None:
-        status = replace(STARTED, progress=Progress(step=7, eta="1m03s", eta_seconds=63))
-        progress = present(run(*pods, status=status, jobs=jobs).status.progress)
-        assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
 
 
 @pytest.mark.parametrize(
