@@ -9,7 +9,8 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import name_object
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.schema import OwnFields, Schema, call_owner
+from ddp_operator.api.parts import call_owner
+from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_operator.api.status import Profile

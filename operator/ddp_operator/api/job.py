@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.schema import KERNEL, Schema
+from ddp_operator.api.parts import NO_PARTS, SpecSchema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -52,7 +52,7 @@ class DDPTrainingJob:
     created: str = ""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
-    schema: Schema = field(default=KERNEL, compare=False)
+    schema: SpecSchema = field(default=NO_PARTS, compare=False)
     """That of the spec."""
     is_completed: bool = False
     """Whether the spec names an object with further values, which it has."""

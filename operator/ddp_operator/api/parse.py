@@ -16,7 +16,7 @@ import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import Schema
+from ddp_operator.api.parts import SpecSchema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
@@ -28,7 +28,7 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
     return read_status(raw).status
 
 
-def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
+def parse_resource(raw: Mapping[str, Any], schema: SpecSchema) -> DDPTrainingJob:
     """Return the typed resource. Raises: InvalidManifest."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -49,7 +49,7 @@ def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
     )
 
 
-def _parse_spec(raw: Any, schema: Schema) -> Spec:
+def _parse_spec(raw: Any, schema: SpecSchema) -> Spec:
     if raw is None:
         raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
     refuse_oversize(raw)

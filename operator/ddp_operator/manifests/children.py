@@ -24,7 +24,7 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.api.kubeobjects import find_requests
-from ddp_operator.api.schema import ChildBody, call_owner
+from ddp_operator.api.parts import ChildBody, call_owner
 from ddp_operator.manifests.pod import avoid_nodes, build_pod_template, readmit_nodes
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 

@@ -13,7 +13,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import parse_quantity
-from ddp_operator.api.schema import PodAddition, call_if_asked
+from ddp_operator.api.parts import PodAddition, call_if_asked
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
@@ -58,7 +58,7 @@ def _list_additions(job: DDPTrainingJob, template: ResolvedTemplate, attempt: in
     """Return what features add to the pod. Raises: InvalidManifest."""
     return [
         call_if_asked(part, job, partial(part.pod, job, template, attempt), PodAddition, PodAddition())
-        for part in job.schema.owned
+        for part in job.schema.parts
         if part.pod is not None
     ]
 
@@ -225,7 +225,7 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
     )
-    for part in job.schema.owned:
+    for part in job.schema.parts:
         if part.plan is not None:
             plan = call_if_asked(part, job, partial(part.plan, job, plan), PodPlan, plan)
     return plan

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import KERNEL, Schema
+from ddp_operator.api.parts import NO_PARTS, SpecSchema
 from ddp_operator.api.status import Status
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import Children, FeatureAction, Observation, Outcome, PassHooks, Suspicion, Trouble
@@ -102,9 +102,9 @@ class FeatureHooks(Protocol):
     """What features add to all passes: here nothing."""
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> SpecSchema:
         """The fields of the kernel and of the features."""
-        return KERNEL
+        return NO_PARTS
 
     def observe(self, job: DDPTrainingJob, faults: MutableMapping[tuple[str, str], str]) -> ReconcileHooks:
         """Return what they add to one pass over a job. ``faults``: of its former passes, which this one updates."""

@@ -9,7 +9,8 @@ from msgspec import Meta
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_pod.contract.plan import CodeConfig, PodPlan
 

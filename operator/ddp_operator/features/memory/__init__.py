@@ -9,8 +9,9 @@ from ddp_operator.api.constants import ENV_MEMORY_DIR, ENV_MEMORY_INTERVAL
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
 from ddp_operator.api.rule_builders import require_between
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.hooks import Feature
 
