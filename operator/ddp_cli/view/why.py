@@ -38,10 +38,10 @@ from ddp_operator.decide.conditions import (
     find_doubts,
     find_obstacle,
 )
-from ddp_operator.decide.failures import describe_detail, describe_failure
+from ddp_operator.decide.failures import HIDDEN_FAILURE_REMEDY, describe_detail, describe_failure
 from ddp_operator.decide.held_runs import describe_run
-from ddp_operator.reading.events import EXPLAINING_EVENTS, SCHEDULER_EVENT, find_kill, read_event_time
-from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
+from ddp_operator.reading.events import EXPLAINING_EVENTS, PROBE_REMEDY, SCHEDULER_EVENT, find_kill, read_event_time
+from ddp_pod.contract.failure_text import NON_FINITE_REMEDY
 
 
 def _capitalize(text: str) -> str:

@@ -5,9 +5,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,12 +25,14 @@ from ddp_operator.api.status import (
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.report import PodReport
+from ddp_pod.contract.run_report import RunReport
 
 
 @dataclass(frozen=True)
-class Page(PodReport):
-    """One read of a pod's report."""
+class Page(RunReport):
+    """One read of a pod's report. ``members``: as it was sent, for features (``reading/parts``)."""
+
+    members: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def progress(self) -> RankProgress:
@@ -79,11 +82,6 @@ class Page(PodReport):
         """The step of the run at which workers were last stopped for a restart in the same pods; None: unknown."""
         step = _whole(self.restart_step)
         return None if step is None else max(0, step)
-
-    @property
-    def links(self) -> tuple[str, ...]:
-        """URLs of the run in experiment trackers."""
-        return tuple(run.url for run in self.runs if run.url.startswith(("http://", "https://")))
 
 
 def build_progress(progress: RankProgress, previous: Progress | None = None) -> Progress | None:

@@ -6,11 +6,10 @@ from typing import Final
 from ddp_operator.api.status import Progress, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.failures import Termination
+from ddp_operator.decide.failures import Termination, describe_rank_end
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.failure_text import describe_rank_end
 
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 

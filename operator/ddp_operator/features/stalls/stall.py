@@ -13,7 +13,7 @@ from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.features.stalls.fields import FIELDS
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import StalledRank
+from ddp_pod.contract.run_report import StalledRank
 
 _MAX_PLACES = 4
 _IO = constants.STALLED_STATES.index("IO")

@@ -25,7 +25,7 @@ from ddp_operator.decide.views import Pods
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from ddp_pod.contract.series import SERIES
 from tests.support.builders import NOW, child_pod, decode, last_words, page
 from tests.support.decisions import present
