@@ -22,12 +22,9 @@ from ddp_operator.decide.attempt import (
     has_quorum,
     observe_attempt,
 )
-from ddp_operator.decide.avoidance import readmit_returned_nodes
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import release_pods
 from ddp_operator.decide.losses import (
-    LostContact,
-    describe_lost_contact,
     describe_nodes,
     describe_replacement,
     is_replacing,
@@ -75,7 +72,6 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     """Return the status with the counts, measurements and identities that are observed of its attempt."""
     state = attempt.state
     status = replace(attempt.reported, nodes=attempt.counts)
-    status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
     if not attempt.is_held:
@@ -109,12 +105,8 @@ class AttemptConditions:
 def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptConditions:
     """Return all conditions. ``status``: that of this pass, without its conditions."""
     state = attempt.state
-    lost_contact = None
-    if attempt.restart is None and not state.spec.suspend:
-        lost_contact = describe_lost_contact(state, attempt.pods)
-
     scheduled = describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now)
-    rendezvous = _describe_rendezvous(attempt, lost_contact)
+    rendezvous = _describe_rendezvous(attempt)
     restarting = _describe_restarting(attempt, rendezvous, status)
     progressing = _describe_progressing(attempt, rendezvous)
     facts = (
@@ -122,7 +114,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         describe_suspension(state.job, status, attempt.alive),
         state.hooks.explain(attempt, scheduled),
         rendezvous,
-        _add_lost_contact(progressing, lost_contact, status),
+        progressing,
         restarting,
         *(remark.fact for remark in state.remarks),
         describe_nodes(state),
@@ -177,16 +169,13 @@ def _describe_acceptance(attempt: ObservedAttempt, refusal: Refusal | None) -> F
     return Fact(c.ACCEPTED, status, refusal.reason, f"{consequence}: {refusal.message}")
 
 
-def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | None) -> Fact:
+def _describe_rendezvous(attempt: ObservedAttempt) -> Fact:
     if attempt.trains_with_fewer:
         state = "held" if attempt.is_held else "training"
         message = f"{attempt.pods.running}/{attempt.size.nodes} pods are {state}; the rest join when they run"
         return Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
 
-    rendezvous = describe_rendezvous(attempt)
-    if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
-        return Fact(c.RENDEZVOUSED, "False", lost_contact.reason, lost_contact.message)
-    return attempt.state.hooks.explain(attempt, rendezvous)
+    return attempt.state.hooks.explain(attempt, describe_rendezvous(attempt))
 
 
 def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
@@ -208,8 +197,8 @@ def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Sta
 def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     state = attempt.state
     if not attempt.all_run:
-        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
-
+        not_running = Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
+        return state.hooks.explain(attempt, not_running)
     if attempt.pods.has_finished_training:
         return state.hooks.explain(attempt, describe_finished_training(attempt.pods))
     if attempt.is_held:
@@ -253,17 +242,6 @@ def _describe_absent_step(page: Page | None) -> str:
     if page is not None and page.restarts:
         message += f" since restart {page.restarts} in the same pods"
     return message
-
-
-def _add_lost_contact(progressing: Fact, lost_contact: LostContact | None, status: Status) -> Fact:
-    """Return Progressing of a job, one of whose nodes may be lost: training may continue there all the same."""
-    if lost_contact is None:
-        return progressing
-    last_step = status.progress.last_step_time if status.progress else None
-    if progressing.status == "True" and last_step is not None and last_step > lost_contact.since:
-        message = f"{progressing.message}; {lost_contact.message}"
-        return Fact(c.PROGRESSING, "True", progressing.reason, message)
-    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", lost_contact.reason, lost_contact.message)
 
 
 def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:

@@ -45,7 +45,6 @@ FEATURES: Final[tuple[Feature, ...]] = (
     history.FEATURE,
     inputs.FEATURE,
     kubelet_kills.FEATURE,
-    lost_nodes.FEATURE,
     memory.FEATURE,
     multikueue.FEATURE,
     network_policy.FEATURE,
@@ -62,6 +61,8 @@ FEATURES: Final[tuple[Feature, ...]] = (
     tracking.FEATURE,
     usage.FEATURE,
     waiting.FEATURE,
+    # Last, as it explains more than what peers know of a silent node.
+    lost_nodes.FEATURE,
 )
 SCHEMA: Final[Schema] = build_schema(FEATURES)
 """The fields of the spec, those of features included."""

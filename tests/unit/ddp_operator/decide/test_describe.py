@@ -18,7 +18,6 @@ from ddp_operator.api.status import (
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.views import NodeView
 from ddp_operator.reading.objects import view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource
 from tests.support.decisions import RUNNING, STARTED, present, read_state, run_pass
@@ -70,20 +69,6 @@ class TestRestarts:
         ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
         decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
         assert decision.status.counts.in_place == 6
-
-
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ((), ("False", c.NODE_NOT_READY)),
-        ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
-    ],
-)
-def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str, str]) -> None:
-    silent = child_pod(1, unready=NOW, node="node-b")
-    nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
-    decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
-    assert read_state(decision, c.RENDEZVOUSED) == expected
 
 
 @pytest.mark.parametrize(
