@@ -28,17 +28,17 @@ from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs,
 from ddp_cli.local.store import workers_grace_of
 from ddp_cli.view.display import FaultTolerantStream, View, choose_display
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.cluster import Event, Key, Object, name_claim
+from ddp_operator.api.cluster import Event, Key, Object
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
+from ddp_operator.decide.claims import exclusive_claim, explain_use, name_claim
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import report_changes
 from ddp_operator.decide.pace import build_paced_progress, drop_pace
-from ddp_operator.decide.refusals import exclusive_claim, explain_use
 from ddp_operator.decide.report import Page, apply_progress
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import FEATURES, SCHEMA

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.conforms import conforms
 from ddp_operator.api.faults import FAULTS, describe_fault
@@ -73,6 +73,8 @@ Conclude = Callable[[State, Status], "Fact | None"]
 """Returns a condition of a job that succeeds, from the status with the final progress."""
 Account = Callable[[State, Status], Status]
 """Returns the status that is about to be written with what the feature counts."""
+CheckStart = Callable[[DDPTrainingJob, Cluster], Awaitable["Refusal | None"]]
+"""Returns why a job must not start now; None: it may. It may wait, and its fault makes the job wait."""
 Extend = Callable[[Status, datetime], Status]
 """Returns the status that is being written with what a write adds; a change of that alone causes none."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
@@ -175,6 +177,7 @@ class Feature:
     pods: PodHook | None = None
     review: Review | None = None
     record: Record | None = None
+    check_start: CheckStart | None = None
     prepare: Prepare | None = None
     explain: Explain | None = None
     judge: JudgeAttempt | None = None
@@ -456,6 +459,24 @@ class JobHooks(PassHooks):
             if value is not None:
                 observed[feature.name] = value
         return observed
+
+    async def check_start(self, cluster: Cluster) -> Refusal | None:
+        """Return the first refusal of a job that has not started, also for a feature with a fault.
+
+        Raises: Refused, ClusterError.
+        """
+        for feature in self.hooks.features:
+            if feature.check_start is None:
+                continue
+            refused: Refusal | None = name_fault(feature.name)
+            hook = partial(feature.check_start, self.job, cluster)
+            limit = SECONDS_TO_OBSERVE
+            refusal = await self.guard.wait(
+                feature.name, "check_start", hook, Refusal | None, limit=limit, default=refused
+            )
+            if refusal is not None:
+                return refusal
+        return None
 
     def prepare(self, state: State, progress_interval: float) -> Decision | Refusal | None:
         """Return the decision of the first feature that still prepares the job; a refusal if its hook has a fault."""

@@ -7,6 +7,7 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import (
+    claims,
     code,
     completion,
     dev,
@@ -36,6 +37,7 @@ from ddp_operator.features import (
 )
 
 FEATURES: Final[tuple[Feature, ...]] = (
+    claims.FEATURE,
     code.FEATURE,
     completion.FEATURE,
     dev.FEATURE,

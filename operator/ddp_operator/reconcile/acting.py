@@ -14,7 +14,16 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parts import NO_PARTS, SpecSchema
 from ddp_operator.api.status import Status
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, FeatureAction, Observation, Outcome, PassHooks, Suspicion, Trouble
+from ddp_operator.decide.state import (
+    Children,
+    FeatureAction,
+    Observation,
+    Outcome,
+    PassHooks,
+    Refusal,
+    Suspicion,
+    Trouble,
+)
 from ddp_operator.decide.views import PodView
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.reconcile.turns import Turns
@@ -63,6 +72,10 @@ class ReconcileHooks(PassHooks, Protocol):
     def faults(self) -> Mapping[str, str]:
         """What hooks have raised, by the name of the feature."""
         return {}
+
+    async def check_start(self, cluster: Cluster) -> Refusal | None:
+        """Return why a job that has not started must not start now; None: it may. Raises: Refused, ClusterError."""
+        return None
 
     async def observe_pods(
         self, pages: PodPages, before: Mapping[str, object], *, is_due: bool = True

@@ -262,14 +262,3 @@ def test_operator_does_not_start_with_invalid_defaults() -> None:
     settings = Settings.from_env({"DDP_OPERATOR_JOB_DEFAULTS": '{"nodes": 3}'}, (FEATURE,))
     with pytest.raises(SettingsError, match=r'^DDP_OPERATOR_JOB_DEFAULTS: unknown field "nodes"'):
         Operator(settings, (FEATURE,))
-
-
-async def test_claim_of_profile_is_first_jobs_alone() -> None:
-    harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
-    await harness.settle()
-    second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})
-    later = start(ReconcilerHarness(second))
-    assert harness.raw is not None
-    later.cluster.add(harness.raw)
-    await later.settle()
-    assert later.status.reason == "ClaimInUse"
