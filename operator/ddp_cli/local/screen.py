@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from ddp_cli.view.why import name_stragglers
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.input_texts import describe_inputs
 from ddp_operator.decide.report import Page
 from ddp_operator.reading.parts import read_report_part
@@ -133,7 +134,7 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:
-            if kind == c.TRAINS_AS_ONE and condition.reason != c.WAITING_FOR_GROUP:
+            if kind == c.TRAINS_AS_ONE and condition.reason != doubts.WAITING_FOR_GROUP:
                 continue  # they train, but not together
             if condition.reason == c.NO_STEP_YET:
                 continue  # for the same reason as Rendezvoused, whose status may be older

@@ -35,9 +35,9 @@ from ddp_operator.decide.conditions import (
     STALLED,
     WAITING_FOR_RANKS,
     find_blocker,
-    find_doubts,
     find_obstacle,
 )
+from ddp_operator.decide.doubts import find_doubts
 from ddp_operator.decide.failures import HIDDEN_FAILURE_REMEDY, describe_detail, describe_failure
 from ddp_operator.decide.held_runs import describe_run
 from ddp_operator.reading.events import EXPLAINING_EVENTS, PROBE_REMEDY, SCHEDULER_EVENT, find_kill, read_event_time

@@ -9,6 +9,7 @@ from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.conditions import Fact, is_finished, list_indexes
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Remark, State, Verdict
@@ -27,14 +28,14 @@ from ddp_pod.contract.group_facts import (
 )
 
 _CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
-    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
-    ALONE: ("False", c.NO_PROCESS_GROUP),
-    SEPARATE: ("False", c.SEPARATE_GROUPS),
-    WAITING: ("False", c.WAITING_FOR_GROUP),
+    TOGETHER: ("True", doubts.PROCESS_GROUP_OF_ALL_RANKS),
+    ALONE: ("False", doubts.NO_PROCESS_GROUP),
+    SEPARATE: ("False", doubts.SEPARATE_GROUPS),
+    WAITING: ("False", doubts.WAITING_FOR_GROUP),
     DIFFERENT: ("False", c.REPLICAS_DIFFER),
     SAME_DATA: ("False", c.SAME_BATCHES),
     LOST_LOSS: ("False", c.RANK_LOSS_NOT_FINITE),
-    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
+    UNKNOWN: ("Unknown", doubts.GROUP_UNKNOWN),
 }
 
 
@@ -69,7 +70,7 @@ def judge(state: State, has_succeeded: bool) -> Verdict | None:
     groups = None if page is None else read_report_part(page, "groups").groups
     if not has_succeeded and groups is not None:
         fact = describe_groups(groups, state.pods)
-    if fact is None or fact.reason not in (c.NO_PROCESS_GROUP, c.SEPARATE_GROUPS):
+    if fact is None or fact.reason not in (doubts.NO_PROCESS_GROUP, doubts.SEPARATE_GROUPS):
         return None
     return Verdict(fact.reason, fact.message)
 
@@ -90,7 +91,7 @@ def review(state: State) -> Remark | None:
     if not state.status.is_false(c.TRAINS_AS_ONE):
         return None
     message = "the ranks have shown no process group since their restart"
-    return Remark(Fact(c.TRAINS_AS_ONE, "Unknown", c.GROUP_UNKNOWN, message))
+    return Remark(Fact(c.TRAINS_AS_ONE, "Unknown", doubts.GROUP_UNKNOWN, message))
 
 
 def describe_groups(facts: GroupFacts, pods: Pods, more: str = "") -> Fact:
