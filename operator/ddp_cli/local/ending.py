@@ -17,11 +17,11 @@ from ddp_cli.local.folder import STATUS_FILE, RunFolder, choose_rate
 from ddp_cli.local.screen import count
 from ddp_cli.view.failures import describe_end, describe_place
 from ddp_cli.view.why import REMEDIES, describe_stragglers, omit_cluster_advice
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.resources import claim_of
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.claims import name_claim

@@ -54,8 +54,8 @@ class PodAddition:
     ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
     the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
     ``init_containers``: run before those of the template, and mount the launcher. ``working_dir``: of the training
-    container, unless the template sets it. ``labels`` and ``annotations`` of the
-    pod, and ``fields`` of its spec that the template does not set. ``shared_memory``: the size of /dev/shm as a
+    container, unless the template sets it. ``labels`` and ``annotations`` of the pod, ``fields`` of its spec that the
+    template does not set, and those ``replaced`` whatever it sets. ``shared_memory``: the size of /dev/shm as a
     quantity, unless the job sets it.
     """
 
@@ -69,6 +69,7 @@ class PodAddition:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Mapping[str, Any] = field(default_factory=dict)
     shared_memory: str | None = None
 
 

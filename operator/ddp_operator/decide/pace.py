@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import Progress
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.report import build_progress, find_steps, format_number
 from ddp_pod.contract.progress import RankProgress
 

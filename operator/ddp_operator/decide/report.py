@@ -44,11 +44,6 @@ class Page(RunReport):
         return progress
 
     @property
-    def by_rank(self) -> Mapping[int, RankProgress]:
-        """The ranks that report steps."""
-        return {rank.rank: rank for rank in self.ranks if rank.known_step is not None}
-
-    @property
     def is_empty(self) -> bool:
         """Whether it is no report of a launcher of this version."""
         return not (self.phase or self.ranks)

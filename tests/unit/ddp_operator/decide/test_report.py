@@ -43,7 +43,7 @@ class TestReport:
         report = decode(page(phase="Running", restarts=3, ranks=ranks))
         assert (report.progress.loss, report.progress.step) == (0.25, 7)
         assert (report.phase, report.restarts, report.training) == ("Running", 3, True)
-        assert {rank: found.step for rank, found in report.by_rank.items()} == {1: 7}
+        assert [rank.step for rank in report.ranks] == [7, None]
 
     @pytest.mark.parametrize(
         "data",
