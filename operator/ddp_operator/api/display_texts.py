@@ -1,5 +1,6 @@
-"""Texts that only features and commands show."""
+"""Texts that no decision writes: of features, commands and the operator's process."""
 
+from datetime import UTC, datetime
 from typing import Final
 
 SLOW_REMEDY: Final = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
@@ -16,3 +17,8 @@ def format_duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_micro_time(moment: datetime) -> str:
+    """Return a time as a ``MicroTime`` of Kubernetes, such as ``2026-11-20T12:00:00.000000Z``."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -109,9 +109,6 @@ RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
 RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods continue
 NOT_RESTARTING: Final = "NotRestarting"
-# CheckpointsUploaded: only of a job with checkpoint.url
-SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
-UPLOAD_FAILING: Final = "UploadFailing"
 # TrainsAsOne: only of a job with several ranks; ``doubts`` has more
 REPLICAS_DIFFER: Final = "ReplicasDiffer"
 SAME_BATCHES: Final = "SameBatches"

@@ -34,7 +34,6 @@ from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import NODE_LOST
-from ddp_pod.contract.progress import Uploads
 
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
@@ -119,7 +118,6 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         *(remark.fact for remark in state.remarks),
         describe_nodes(state),
         _describe_features(state),
-        _describe_uploads(attempt, status),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
@@ -242,22 +240,6 @@ def _describe_absent_step(page: Page | None) -> str:
     if page is not None and page.restarts:
         message += f" since restart {page.restarts} in the same pods"
     return message
-
-
-def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
-    page = attempt.state.observation.page
-    checkpoint = attempt.state.spec.checkpoint
-    if page is None or checkpoint is None or checkpoint.url is None:
-        return None
-
-    newest = f"newest snapshot: step {status.checkpoint.step}" if status.checkpoint else "no snapshot is known"
-    uploads = page.uploads or Uploads()
-    if uploads.problem:
-        message = f"upload to {checkpoint.url} fails: {uploads.problem}; {newest}"
-        return Fact(c.UPLOADED, "False", c.UPLOAD_FAILING, message)
-    if uploads.time is not None:
-        return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are uploaded to {checkpoint.url}; {newest}")
-    return None
 
 
 def describe_rendezvous(attempt: ObservedAttempt) -> Fact:

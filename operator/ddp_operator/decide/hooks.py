@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -22,7 +22,7 @@ import msgspec
 from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.conforms import conforms
-from ddp_operator.api.faults import FAULTS, describe_fault
+from ddp_operator.api.faults import FAULTS, contain, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
@@ -30,6 +30,7 @@ from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.losses import LOOK_SECONDS, list_nodes_in_use
 from ddp_operator.decide.state import (
     Decision,
     FeatureAction,
@@ -44,13 +45,16 @@ from ddp_operator.decide.state import (
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
-    from ddp_operator.reconcile.acting import ActionContext, PodPages
+    from ddp_operator.reconcile.acting import ActionContext, NodeReadings, PodPages
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
 
 SECONDS_TO_OBSERVE = 30.0
 """Limit of a hook that reads the reports of pods, whose own limits are lower."""
+
+MOST_NODES = 32
+"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
@@ -357,6 +361,32 @@ class JobHooks(PassHooks):
     def reads_nodes(self) -> bool:
         """Return whether a feature judges the nodes of this job's pods."""
         return bool(self._list_judges())
+
+    async def watch_nodes(self, pages: PodPages, readings: NodeReadings) -> Mapping[str, Trouble] | None:
+        """Return the troubles of the pods' nodes; None: no feature judges nodes.
+
+        Each call reads some nodes; all other nodes keep their result.
+        """
+        if not self.reads_nodes():
+            readings.troubles = {}
+            return None
+        used = list_nodes_in_use(pages.job, pages.children)
+        troubles = {name: trouble for name, trouble in readings.troubles.items() if name in used}
+        last = readings.time
+        # The tolerance for timers that fire early. A clock that was set back does not postpone the reading.
+        is_due = last is None or abs((pages.now - last).total_seconds()) >= LOOK_SECONDS * 0.9
+        if used and is_due:
+            readings.time = pages.now
+            start = readings.next_index % len(used)
+            readings.next_index = start + MOST_NODES
+            for name in (*used[start:], *used[:start])[:MOST_NODES]:
+                with suppress(Refused, ClusterError), contain("Node", name):
+                    trouble = self.judge_node(await pages.cluster.node(name))
+                    troubles.pop(name, None)
+                    if trouble is not None:
+                        troubles[name] = trouble
+        readings.troubles = troubles
+        return troubles
 
     def judge_node(self, raw: Object | None) -> Trouble | None:
         """Return what the features find wrong with a node; None: nothing. What is planned comes first."""

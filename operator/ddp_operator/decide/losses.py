@@ -44,8 +44,6 @@ _LATELY = timedelta(minutes=10)
 _CLOCK_TOLERANCE = timedelta(seconds=10)
 LOOK_SECONDS = 30.0
 """Seconds between two readings of the nodes."""
-MOST_NODES = 32
-"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
 def list_nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
@@ -379,7 +377,7 @@ def describe_nodes(state: State) -> Fact | None:
         is_planned = requested or any(trouble.planned for trouble in troubles.values())
         reason = c.DRAINED if is_planned else c.NODE_UNHEALTHY
         return Fact(c.NODES_HEALTHY, "False", reason, "; ".join(texts)[:1024])
-    if not state.observation.reads_nodes and state.status.condition(c.NODES_HEALTHY) is None:
+    if state.observation.troubles is None and state.status.condition(c.NODES_HEALTHY) is None:
         return None
     return Fact(c.NODES_HEALTHY, "True", c.NO_TROUBLE)
 
@@ -387,7 +385,7 @@ def describe_nodes(state: State) -> Fact | None:
 def _select_troubles(state: State) -> Mapping[str, Trouble]:
     """Return the troubles of the nodes that the attempt uses."""
     used = list_nodes_in_use(state.job, state.observation)
-    return {name: trouble for name, trouble in state.observation.troubles.items() if name in used}
+    return {name: trouble for name, trouble in (state.observation.troubles or {}).items() if name in used}
 
 
 def _list_leaving_pods(state: State) -> list[PodView]:

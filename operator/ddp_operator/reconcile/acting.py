@@ -5,7 +5,7 @@ a pass has ``NO_FEATURES``.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Protocol
 
@@ -42,6 +42,15 @@ class ActionContext:
     cluster: Cluster
     turns: Turns
     create_job: Callable[[Object, ResolvedTemplate], Awaitable[Outcome]]
+
+
+@dataclass(slots=True)
+class NodeReadings:
+    """What was read of a job's nodes when it was due last. ``next_index``: of the first node to read next."""
+
+    time: datetime | None = None
+    next_index: int = 0
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +95,11 @@ class ReconcileHooks(PassHooks, Protocol):
         """
         return {}
 
-    def reads_nodes(self) -> bool:
-        """Return whether a feature judges the nodes of the job's pods, as each reading is a call."""
-        return False
+    async def watch_nodes(self, pages: PodPages, readings: NodeReadings) -> Mapping[str, Trouble] | None:
+        """Return what is wrong with the nodes of the pods, by node; None: no feature judges nodes.
 
-    def judge_node(self, raw: Object | None) -> Trouble | None:
-        """Return what is wrong with a node; None: nothing. ``raw``: None if it does not exist."""
+        ``readings``: those before, which this one updates.
+        """
         return None
 
     def list_departures(self, key: Key) -> Mapping[str, str]:

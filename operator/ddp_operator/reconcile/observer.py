@@ -25,15 +25,14 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
 from ddp_operator.decide.failures import Termination
-from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation, Trouble
+from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.objects import view_children, view_node
 from ddp_operator.reading.pages import decode_report
-from ddp_operator.reconcile.acting import FeatureHooks, PodPages, ReconcileHooks
+from ddp_operator.reconcile.acting import FeatureHooks, NodeReadings, PodPages, ReconcileHooks
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -91,10 +90,7 @@ class Memory:
     """Time since which the current attempt may have children without labels, which no watch delivers."""
     labels_restored: datetime | None = None
     """Time of the last search for such children."""
-    nodes_watched: datetime | None = None
-    next_node: int = 0
-    """Index in the job's nodes of the first node to read next."""
-    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    nodes: NodeReadings = field(default_factory=NodeReadings)
     faults: dict[tuple[str, str], str] = field(default_factory=dict)
     """Of the hooks of features."""
     orphaned_since: datetime | None = None
@@ -167,8 +163,8 @@ class Observer:
         page = reading.page
         failures = await self._read_failures(job, children, page, memory)
         self._note_waiting(key, job, children)
+        pages = self._build_pages(job, children, page, memory, hooks)
         if not is_finished(job.status):
-            pages = self._build_pages(job, children, page, memory, hooks)
             memory.observed = await hooks.observe_pods(pages, memory.observed, is_due=reading.is_due)
 
         # The garbage collector should delete pods without a Job.
@@ -184,8 +180,7 @@ class Observer:
             page_requested=reading.is_requested,
             page_lost_since=memory.page_lost,
             nodes=await self._read_nodes(job, children),
-            troubles=await self._watch_nodes(job, children, memory, hooks),
-            reads_nodes=hooks.reads_nodes(),
+            troubles=await hooks.watch_nodes(pages, memory.nodes),
             departures=hooks.list_departures(key),
             suspicions=hooks.list_suspicions(key),
             returned_nodes=hooks.list_returned_nodes(),
@@ -309,26 +304,6 @@ class Observer:
             with suppress(Refused), contain("Node", name):
                 nodes[name] = view_node(await self._cluster.node(name))
         return nodes
-
-    async def _watch_nodes(
-        self, job: DDPTrainingJob, children: Children, memory: Memory, hooks: ReconcileHooks
-    ) -> Mapping[str, Trouble]:
-        """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
-        used = list_nodes_in_use(job, children) if hooks.reads_nodes() else ()
-        now = self._clock()
-        troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}
-        if used and is_due(memory.nodes_watched, now, LOOK_SECONDS):
-            memory.nodes_watched = now
-            start = memory.next_node % len(used)
-            memory.next_node = start + MOST_NODES
-            for name in (*used[start:], *used[:start])[:MOST_NODES]:
-                with suppress(Refused, ClusterError), contain("Node", name):
-                    trouble = hooks.judge_node(await self._cluster.node(name))
-                    troubles.pop(name, None)
-                    if trouble is not None:
-                        troubles[name] = trouble
-        memory.troubles = troubles
-        return troubles
 
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from ddp_operator.api import constants
+from ddp_operator.api import code_paths, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import POD as _POD
@@ -11,7 +11,7 @@ from ddp_operator.api.schema import list_mounts
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.template import MAX_TEXT, measure_variable
 
-_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
+_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, code_paths.CODE_MOUNT_PATH, code_paths.PACKAGES_MOUNT_PATH)
 
 
 _INTO_FILE: Final = "put it into a file: use `ddp submit --workdir`, mount a ConfigMap, or copy it into the image"

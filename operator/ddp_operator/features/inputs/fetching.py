@@ -19,7 +19,7 @@ from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.input_texts import describe_inputs, format_size
 from ddp_operator.decide.losses import fail_lost_pods
-from ddp_operator.decide.preparation import describe_before_start
+from ddp_operator.decide.preparation import count_alive, describe_before_start
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
@@ -61,7 +61,7 @@ def fetch_inputs(state: State, wanted: Sequence[Input], progress_interval: float
     waits = [_LATER if view is None or stopping else progress_interval]
     if view is not None and not stopping and (state.spec.suspend or not current):
         actions.append(DeleteJob(view.name, view.uid))
-    elif view is None and not state.observation.count_alive() and not state.spec.suspend:
+    elif view is None and not count_alive(state.observation) and not state.spec.suspend:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
     actions += fail_lost_pods(state, waits)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import (
     Condition,
     LastFailure,
@@ -16,11 +14,10 @@ from ddp_operator.api.status import (
     Status,
 )
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
 from ddp_operator.reading.objects import view_pod
-from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource
-from tests.support.decisions import RUNNING, STARTED, present, read_state, run_pass
+from tests.support.builders import NOW, child_job, child_pod, last_words, page
+from tests.support.decisions import RUNNING, STARTED, present, run_pass
 
 TRAINING = page(step=7, total_steps=70, steps=7, step_seconds=7, phase="Running")
 
@@ -111,24 +108,3 @@ class TestCheckpointsInAStore:
         assert self.decide(self.BEFORE).status.checkpoint is None
         saved = present(self.decide(self.UPLOADED).status.checkpoint)
         assert saved.step == 40
-
-    def test_failing_upload_is_condition_with_its_message(self) -> None:
-        decision = self.decide(self.FAILING)
-        assert read_state(decision, c.UPLOADED) == ("False", "UploadFailing")
-        result = present(decision.status.condition(c.UPLOADED))
-        assert result.message == (
-            "upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40"
-        )
-        again = self.decide(self.UPLOADED, decision.status)
-        assert read_state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
-        reasons = [event.reason for event in list_transition_events(STARTED, decision.status)]
-        assert "UploadFailing" in reasons
-        assert [event.reason for event in list_transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
-
-    def test_why_names_training_and_newest_snapshot(self) -> None:
-        decision = self.decide(self.FAILING)
-        item = resource("train") | {"status": msgspec.to_builtins(decision.status)}
-        why = explain_why(item, (), NOW)
-        assert why.reason == "UploadFailing"
-        assert "503 Slow Down" in why.what
-        assert "step 40" in why.what
