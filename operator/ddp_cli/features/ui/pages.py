@@ -27,6 +27,7 @@ from ddp_operator.decide.pace import build_paced_progress, drop_pace
 from ddp_operator.decide.report import Page
 from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
+from ddp_pod.contract.run_report import RunReport
 
 
 def build_job_report(job: Job, prometheus: str | None, run: int | None) -> str:
@@ -95,7 +96,7 @@ def select_run(
 
 def _restore(status: Status, report: PodReport) -> Status:
     """Return the status as it was at the end of a former run."""
-    page = Page(**vars(report))
+    page = Page(**{field.name: getattr(report, field.name) for field in dataclasses.fields(RunReport)})
     failure = report.dev.failure if report.dev is not None else None
     last_failure = None
     if failure is not None:
