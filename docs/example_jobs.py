@@ -17,8 +17,8 @@ from ddp_cli.client.errors import ApiError
 from ddp_cli.features.ui.server import Server
 from ddp_cli.features.ui.sources import ClusterJobs
 from ddp_operator.api import constants
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.kubeobjects import format_time, utc_now
-from ddp_operator.api.texts import format_duration
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import to_json
 from ddp_pod.contract.report import PodReport

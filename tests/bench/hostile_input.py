@@ -50,7 +50,7 @@ from ddp_operator.reading.objects import view_pod
 from ddp_operator.reconcile.fair_turns import FairTurns
 from ddp_operator.reconcile.limits import PageBudget
 from ddp_operator.reconcile.observer import Observer
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from tests.bench import hostile_tenant
 from tests.bench.figures import table
 from tests.support.builders import child_job, child_pod, job, resource, template, trainer

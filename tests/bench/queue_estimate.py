@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import Progress, Status
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.report import format_number
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas
 from ddp_operator.features.queue_estimate.estimate import view_queue

@@ -21,7 +21,7 @@ from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.resync import Resync
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from tests.support.builders import job_manifest
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.kueue import WORKLOAD

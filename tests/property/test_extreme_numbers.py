@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -19,8 +19,8 @@ from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.transitions import find_transitions
-from ddp_operator.reading.pages import RateMeter
 from ddp_pod.contract.series import SERIES
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, template, trainer
 from tests.support.fuzzing import examples, tally
@@ -108,22 +108,24 @@ def test_extreme_numbers_end_no_pass(case: tuple[Any, list[Any], list[str], list
     tally("pass with extreme numbers")
 
 
-def run_passes(case: tuple[Any, list[Any], list[str], list[float]], hooks: Hooks | None = None) -> Status:
-    """Return the status of a job after passes over it. ``hooks``: of features."""
+def run_passes(
+    case: tuple[Any, list[Any], list[str], list[float]],
+    hooks: Hooks | None = None,
+    read: Callable[[Page, datetime], Mapping[str, object]] = lambda page, now: {},
+) -> Status:
+    """Return the status of a job after passes over it. ``hooks``: of features; ``read``: what they observe."""
     spec, items, texts, gaps = case
     status = Status()
     now = NOW
-    meter = RateMeter()
     faults = FAULTS.counts.copy()
     for text, gap in zip([*texts, texts[0]], [*gaps, 10.0], strict=False):
         now += timedelta(seconds=gap)
         page = decode(text)
-        page = dataclasses.replace(page, rates=meter.measure("process", page.progress, now.timestamp()))
         typed = job(status=status, **spec)
         seen = observe(typed, [child_job()], items, page)
         failures = list_restart_failures([(pod, page) for pod in seen.pods_of(1)])
         hooks = hooks or Hooks()
-        seen = dataclasses.replace(seen, failures_in_place=failures)
+        seen = dataclasses.replace(seen, failures_in_place=failures, observed=read(page, now))
         decision = decide(typed, seen, now, hooks=hooks.observe(typed, {}))
         after = hooks.extend(Key("default", "train"), decision.status, now)
         find_transitions(status, after, now)

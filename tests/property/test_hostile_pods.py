@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_operator.api import constants
 from ddp_operator.reading.terminations import parse_termination
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from tests.support.builders import decode, last_words, resource
 from tests.support.fuzzing import examples, tally
 from tests.support.scenarios import TRAINING

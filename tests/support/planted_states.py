@@ -38,7 +38,7 @@ TRAINING = Status(
     start_time=NOW - timedelta(hours=1),
     attempt_time=NOW - timedelta(hours=1),
     first_run_time=NOW - timedelta(hours=1),
-    progress=Progress(step=40, total_steps=100, eta="1m00s", steps_per_second="1", throughput="1 steps/s"),
+    progress=Progress(step=40, total_steps=100),
     checkpoint=CheckpointStatus(step=30),
     conditions=(
         condition(c.ACCEPTED, "True", c.VALID),

@@ -9,12 +9,15 @@ import pytest
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job_file import find_among, parse_manifest
-from ddp_operator.features import SCHEMA
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import SCHEMA, claims
 from ddp_operator.features.profiles.defaults import read_job_defaults
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, profile, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fabrics import FABRICS, complete, read_fabric
+from tests.support.fake_cluster import ReconcilerHarness
+from tests.unit.ddp_operator.features.profiles.test_service import harness_of, start
 
 GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
 
@@ -84,3 +87,16 @@ def test_huge_pages_of_fabric_need_cpu_or_memory_beside_them() -> None:
     bare = template(trainer(resources={"limits": {"nvidia.com/gpu": "8"}}))
     with pytest.raises(InvalidManifest, match=r"limits\[hugepages-2Mi\]: Kubernetes allows huge pages only together"):
         build_children(job(nodes=2, **complete("efa", template=bare)), attempt=1, nodes=2)
+
+
+async def test_claim_of_profile_is_first_jobs_alone() -> None:
+    harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
+    await harness.settle()
+    second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})
+    later = start(ReconcilerHarness(second))
+    later.hooks = Hooks((*later.hooks.features, claims.FEATURE), later.hooks.services)
+    later.restart_operator()
+    assert harness.raw is not None
+    later.cluster.add(harness.raw)
+    await later.settle()
+    assert later.status.reason == "ClaimInUse"

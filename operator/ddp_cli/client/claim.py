@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.client.api import Api, Object, api_path, open_exec
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import PackedCode
-from ddp_operator.api import constants
+from ddp_operator.api import code_paths, constants
 from ddp_operator.manifests.children import raise_requests
 from ddp_operator.manifests.small_pods import build_small_resources
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -55,7 +55,7 @@ def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit
         "name": "read",
         "image": image,
         "command": list(command),
-        "workingDir": constants.CODE_MOUNT_PATH,
+        "workingDir": code_paths.CODE_MOUNT_PATH,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **_NOBODY},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -104,7 +104,7 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
 
 def _build_claim_pod(prefix: str, claim: str, container: Object, pod: Object) -> Object:
     """Return a temporary pod that mounts a claim. ``pod``: further fields of its spec."""
-    container["volumeMounts"] = [{"name": constants.CODE_VOLUME, "mountPath": constants.CODE_MOUNT_PATH}]
+    container["volumeMounts"] = [{"name": constants.CODE_VOLUME, "mountPath": code_paths.CODE_MOUNT_PATH}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -155,7 +155,7 @@ def _send(api: Api, pod: str, code: PackedCode) -> str:
     """Send the archive to a shell in the pod. Raises: ClientError."""
     from websocket import WebSocketException
 
-    path = f"{constants.CODE_MOUNT_PATH}/{code.path}"
+    path = f"{code_paths.CODE_MOUNT_PATH}/{code.path}"
     command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
     try:
         socket = open_exec(api, pod, command, stdin=True, stderr=True, binary=True)

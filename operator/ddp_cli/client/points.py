@@ -8,7 +8,7 @@ from typing import Final
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.local.folder import list_values
 from ddp_operator.api.resources import find_metrics_port
-from ddp_operator.reading.pages import RateMeter
+from ddp_operator.decide.pace import RateMeter
 from ddp_pod.contract.points import POINT_COLUMNS
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.thinning import MOST_ROWS, is_new_process

@@ -13,10 +13,14 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job_file import FindObject, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.features import SCHEMA
-from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
+from ddp_operator.manifests.children import build_children
 
 # The newest with a schema: older versions accept fewer fields, and their API server names the others.
 _KUBERNETES = "1.37"
+
+
+_PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+"""UID of an object that no API server has stored."""
 
 
 def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindObject = find_none) -> Manifest:
@@ -28,7 +32,7 @@ def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
     if unknown:
         raise InvalidManifest(unknown)
-    job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
+    job = dataclasses.replace(manifest.job, uid=manifest.job.uid or _PLACEHOLDER_UID)
     is_prepared = SCHEMA.find_preparing(job.spec) is not None
     first = build_children(job, attempt=0, nodes=0)[-1:] if is_prepared else []
     children = [*first, *build_children(job, attempt=1, nodes=job.spec.nodes)]

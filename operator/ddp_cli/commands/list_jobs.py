@@ -11,8 +11,8 @@ from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.view.terminal import print_text
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.kubeobjects import parse_time, utc_now
-from ddp_operator.api.texts import format_duration
 
 if TYPE_CHECKING:
     from ddp_cli.client.job import Backend

@@ -17,14 +17,15 @@ from ddp_cli.local.folder import STATUS_FILE, RunFolder, choose_rate
 from ddp_cli.local.screen import count
 from ddp_cli.view.failures import describe_end, describe_place
 from ddp_cli.view.why import REMEDIES, describe_stragglers, omit_cluster_advice
-from ddp_operator.api.cluster import name_claim
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.resources import claim_of
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
+from ddp_operator.decide.claims import name_claim
+from ddp_operator.decide.doubts import find_doubts
 from ddp_operator.decide.failures import describe_detail
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import SCHEMA
@@ -38,7 +39,7 @@ _SIGNAL_NAMES = {
 
 def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
     """Return the summary as text."""
-    doubts = c.find_doubts(status)
+    doubts = find_doubts(status)
     phase = "Interrupted" if interrupted else status.phase or "Unknown"
     outcome = f"{phase} with a warning" if doubts else phase
     restarts = count(status.restarts.all, "restart") if status.restarts.all else "no restarts"

@@ -22,11 +22,11 @@ import msgspec
 from ddp_cli.local.own_files import open_below
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.former import take_over_former
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.stored_fields import Reading, read_fields, read_status
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.decide.report import Page, Rates
+from ddp_operator.decide.pace import Rates
+from ddp_operator.decide.report import Page
 from ddp_operator.features import SCHEMA
 from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.credentials import hide_credentials
@@ -194,7 +194,7 @@ class RunFolder:
         metadata = read_fields(content.get("metadata"), _Metadata, "metadata")
         if metadata.value is msgspec.UNSET or not isinstance(content.get("spec"), dict):
             raise ValueError("it is no DDPTrainingJob")
-        spec = read_fields(take_over_former(content["spec"], SCHEMA.former), SCHEMA.spec, "spec")
+        spec = read_fields(SCHEMA.take_over(content["spec"]), SCHEMA.spec, "spec")
         if spec.value is msgspec.UNSET:
             spec = Reading(content["spec"])  # most commands do without it
         status = read_status(content)
@@ -348,9 +348,9 @@ class RunFolder:
                         rows[-1][name] = float(cell)
         return rows
 
-    def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
+    def write_row(self, moment: datetime, attempt: int, page: Page, rates: Rates | None = None) -> None:
         """Append a row to metrics.csv; unknown values are left empty."""
-        values = list_values(round(moment.timestamp(), 3), attempt, page.progress, page.rates)
+        values = list_values(round(moment.timestamp(), 3), attempt, page.progress, rates)
         new = not self.metrics.exists() or not self.metrics.stat().st_size
         with (
             self._tolerantly(self.metrics),

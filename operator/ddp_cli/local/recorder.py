@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -14,8 +13,9 @@ from ddp_cli.local.kubelet import name_file
 from ddp_cli.local.local_cluster import LocalCluster
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
-from ddp_operator.decide.report import STALLED, Page
-from ddp_operator.reading.pages import RateMeter, decode_report
+from ddp_operator.decide.pace import STALLED, RateMeter, Rates
+from ddp_operator.decide.report import Page
+from ddp_operator.reading.pages import decode_report
 from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.progress import RankProgress
 
@@ -35,7 +35,7 @@ def choose_pause(trained_since: float | None, now: float) -> float:
 
 
 class RunRecorder:
-    """Samples reports. ``page`` is pod 0's last one; ``on_page`` is called after each sample."""
+    """Samples reports. ``page`` is pod 0's last one, with its rates; ``on_page`` is called after each sample."""
 
     def __init__(self, cluster: LocalCluster, folder: RunFolder, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
@@ -45,6 +45,7 @@ class RunRecorder:
         self._meter = RateMeter()
         self._stepped: set[str] = set()
         self.page = Page()
+        self.rates: Rates | None = None
         self.port: int | None = None
         self._trained_since: float | None = None
         self.on_page: Callable[[], None] = lambda: None
@@ -96,10 +97,10 @@ class RunRecorder:
 
     def _record(self, pod: Object, page: Page) -> None:
         process = pod["metadata"]["uid"], page.restarts
-        rates = self._meter.measure(process, page.progress, self._clock().timestamp())
-        self.page = page = replace(page, rates=rates)
-        row = page.progress, rates == STALLED
+        self.page = page
+        self.rates = self._meter.measure(process, page.progress, self._clock().timestamp())
+        row = page.progress, self.rates == STALLED
         if page.training and row != self._last_row:
             self._last_row = row
             labels = pod["metadata"].get("labels") or {}
-            self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page)
+            self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page, self.rates)

@@ -28,17 +28,18 @@ from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs,
 from ddp_cli.local.store import workers_grace_of
 from ddp_cli.view.display import FaultTolerantStream, View, choose_display
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.cluster import Event, Key, Object, name_claim
+from ddp_operator.api.cluster import Event, Key, Object
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
+from ddp_operator.decide.claims import exclusive_claim, explain_use, name_claim
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import report_changes
-from ddp_operator.decide.refusals import exclusive_claim, explain_use
-from ddp_operator.decide.report import Page, apply_progress, build_progress, drop_pace
+from ddp_operator.decide.pace import build_paced_progress, drop_pace
+from ddp_operator.decide.report import Page, apply_progress
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.reconcile import Reconciler
@@ -359,7 +360,9 @@ class Run:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
         page = self._recorder.page
-        updated = apply_progress(status, page.progress, page.uploads, utc_now(), page.rates)
+        updated = apply_progress(status, page.progress, page.uploads, utc_now())
+        progress = build_paced_progress(page.progress, status.progress, self._recorder.rates)
+        updated = msgspec.structs.replace(updated, progress=progress or status.progress)
         return {**resource, "status": msgspec.to_builtins(updated)}
 
     def _read_status(self) -> None:
@@ -371,6 +374,7 @@ class Run:
         self._status = msgspec.convert(resource.get("status") or {}, Status)
         if self._status.attempt != former.attempt:
             self._recorder.page = Page()
+            self._recorder.rates = None
         if self._status.phase == c.HELD and (former.phase, former.dev) != (c.HELD, self._status.dev):
             self._display.line(str(explain_why(resource, (), utc_now())))
         if self._folder.write_status(resource):
@@ -385,7 +389,7 @@ class Run:
         page = self._recorder.page
         progress = status.progress  # of an ended job: its last page is older, and has a remaining time
         if not self._is_over():
-            progress = build_progress(page.progress, status.progress, page.rates) or progress
+            progress = build_paced_progress(page.progress, status.progress, self._recorder.rates) or progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._has_spoken or not self._follows
         waits_for = (

@@ -10,8 +10,10 @@ from typing import Final, NamedTuple
 from ddp_cli.view.why import name_stragglers
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.input_texts import describe_inputs
 from ddp_operator.decide.report import Page
+from ddp_operator.reading.parts import read_report_part
 from ddp_pod.contract.plain_files import open_plain
 
 _EVERY_SECONDS: Final = 0.2
@@ -118,8 +120,9 @@ _NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distribu
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
     """Return in one line what the job waits for, empty for nothing. ``spoken``: the script has printed a line."""
-    if page.inputs and status.condition(c.INPUTS_READY) and not status.is_true(c.INPUTS_READY):
-        return describe_inputs(page.inputs)  # newer than the status
+    inputs = read_report_part(page, "inputs").inputs
+    if inputs and status.condition(c.INPUTS_READY) and not status.is_true(c.INPUTS_READY):
+        return describe_inputs(inputs)  # newer than the status
     for kind, waiting_status in (
         ("Accepted", "False"),
         ("InputsReady", "False"),
@@ -131,7 +134,7 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:
-            if kind == c.TRAINS_AS_ONE and condition.reason != c.WAITING_FOR_GROUP:
+            if kind == c.TRAINS_AS_ONE and condition.reason != doubts.WAITING_FOR_GROUP:
                 continue  # they train, but not together
             if condition.reason == c.NO_STEP_YET:
                 continue  # for the same reason as Rendezvoused, whose status may be older

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from ddp_cli.view.terminal import build_console, make_printable
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import Progress
-from ddp_operator.api.texts import format_duration
 
 _PLAIN_EVERY_SECONDS: Final = 5.0
 _NARROW: Final = 80

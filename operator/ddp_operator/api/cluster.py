@@ -41,11 +41,6 @@ class Snapshot:
     """The children of features that all attempts share, as ``services``."""
 
 
-def name_claim(claim: str) -> str:
-    """Return the text for a result of ``resources.claim_of`` in a message."""
-    return claim if "://" in claim else f"claim {claim}"
-
-
 def owner_uids(item: Object) -> set[str]:
     """Return the UIDs of an object's owners, including its controller."""
     return {str(owner.get("uid")) for owner in (item.get("metadata") or {}).get("ownerReferences") or ()}

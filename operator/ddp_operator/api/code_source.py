@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from ddp_operator.api.constants import CODE_FILE
+from ddp_operator.api.code_paths import CODE_FILE
 
 CONFIG_MAP: Final = "configmap"
 CLAIM: Final = "claim"

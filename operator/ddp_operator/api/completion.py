@@ -9,10 +9,11 @@ from msgspec import structs
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import name_object
-from ddp_operator.api.former import find_former, list_former, take_over_former
+from ddp_operator.api.former import find_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.schema import OwnFields, Schema, call_owner
+from ddp_operator.api.parts import call_owner
+from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_operator.api.status import Profile
@@ -40,8 +41,8 @@ def complete_spec(schema: Schema, resource: Mapping[str, Any], values: Profile) 
     part = find_completing(schema)
     if part is None or part.completion is None:
         raise InvalidManifest([FieldError("status.profile", "no feature of this operator completes jobs")])
-    own = take_over_former(resource["spec"], schema.former)
-    values = structs.replace(values, job=take_over_former(values.job, schema.former))
+    own = schema.take_over(resource["spec"])
+    values = structs.replace(values, job=schema.take_over(values.job))
     completed = call_owner(part, name_object(resource), partial(part.completion.merge, own, values), Mapping)
     spec = dict(completed)
     for switched in schema.owned:
@@ -63,8 +64,8 @@ def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: S
     return replace(job, is_completed=is_completed(schema, job.spec))
 
 
-def _list_former(schema: Schema, resource: Mapping[str, Any], values: Profile) -> dict[str, Any] | None:
-    """Return the former members of a spec and its profile, merged as the release before did; None: they have none."""
+def _list_former(schema: Schema, resource: Mapping[str, Any], values: Profile) -> Mapping[str, Any] | None:
+    """Return what the release before digested of a spec and its profile, which it merged; None: as this one."""
     part = find_completing(schema)
     own = resource["spec"]
     if part is None or part.completion is None:
@@ -72,7 +73,7 @@ def _list_former(schema: Schema, resource: Mapping[str, Any], values: Profile) -
     if not find_former(own, schema.former) and not find_former(values.job, schema.former):
         return None
     hook = partial(part.completion.merge, own, values)
-    return list_former(call_owner(part, name_object(resource), hook, Mapping), schema.former)
+    return schema.list_former(call_owner(part, name_object(resource), hook, Mapping))
 
 
 def _drop_disabled(spec: dict[str, Any], own: Mapping[str, Any], switch: str) -> None:

@@ -20,8 +20,6 @@ CRD_KIND: Final = "CustomResourceDefinition"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"
 PROFILE_KIND: Final = "DDPTrainingProfile"
-# Kind in status.profile of a job without a profile: the defaults of the operator's settings.
-JOB_DEFAULTS: Final = "JobDefaults"
 
 # Labels on every child. The operator selects children by label, and checks their owner references.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -122,11 +120,7 @@ LAUNCHER_VOLUME: Final = "ddp-launcher"
 SHM_VOLUME: Final = "ddp-shm"
 CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
 CODE_VOLUME: Final = "ddp-code"  # the archive of spec.code
-CODE_MOUNT_PATH: Final = "/opt/ddp-code"
-CODE_FILE: Final = "code.tar.gz"  # in a ConfigMap and in an image
-CODE_FOLDER: Final = "/workspace"  # the archive is unpacked there
 CODE_FOLDER_VOLUME: Final = "ddp-workspace"
 PACKAGES_VOLUME: Final = "ddp-packages"  # the packages of spec.code.pip
-PACKAGES_MOUNT_PATH: Final = "/opt/ddp-packages"
 VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
 """Names of the operator's volumes."""

@@ -48,7 +48,7 @@ def take_over_former(spec: Any, former: Sequence[FormerField]) -> Any:
     return spec
 
 
-def list_former(spec: Any, former: Sequence[FormerField]) -> dict[str, Any]:
+def list_changed(spec: Any, former: Sequence[FormerField]) -> dict[str, Any]:
     """Return the stored members whose form has changed; None: only the new form has the member."""
     taken = take_over_former(spec, former)
     if not isinstance(spec, Mapping) or taken is spec:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.schema import KERNEL, Schema
+from ddp_operator.api.parts import NO_PARTS, SpecSchema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -52,12 +52,12 @@ class DDPTrainingJob:
     created: str = ""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
-    schema: Schema = field(default=KERNEL, compare=False)
+    schema: SpecSchema = field(default=NO_PARTS, compare=False)
     """That of the spec."""
     is_completed: bool = False
     """Whether the spec names an object with further values, which it has."""
     former: Mapping[str, Any] = field(default_factory=dict)
-    """The members of the stored spec that have the form of the release before; None: only that of this one has it."""
+    """What the digest has in the form of the release before; None: only this one has the member."""
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""
 
@@ -117,13 +117,7 @@ class DDPTrainingJob:
         fields = msgspec.to_builtins(self.spec)
         kept = {name: fields[name] for name in self.schema.replacing if name in fields}
         # As the release before wrote it: another digest would replace the Jobs of waiting jobs, which lose their place.
-        kept = {"shm": {}, **kept}
-        names = {*self.schema.replacing, *(field.path for field in self.schema.former)}
-        for name in names & self.former.keys():
-            kept[name] = self.former[name]
-            if kept[name] is None:
-                del kept[name]
-                kept |= {name: {}} if name in self.schema.groups else {}
+        kept = {name: value for name, value in {**kept, **self.former}.items() if value is not None}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

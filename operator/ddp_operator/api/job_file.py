@@ -18,7 +18,8 @@ from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.faults import name_object
 from ddp_operator.api.former import find_former
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import Schema, call_owner
+from ddp_operator.api.parts import call_owner
+from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.api.structural import document_of

@@ -32,11 +32,6 @@ def format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def format_micro_time(moment: datetime) -> str:
-    """Return a time as a ``MicroTime`` of Kubernetes, such as ``2026-11-20T12:00:00.000000Z``."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def parse_time(value: Any) -> datetime | None:
     """Return an RFC 3339 time as an aware datetime; None where the value is missing, or is no time of this age.
 

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.former import list_former, take_over_former
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import Schema
+from ddp_operator.api.parts import SpecSchema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
@@ -29,7 +28,7 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
     return read_status(raw).status
 
 
-def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
+def parse_resource(raw: Mapping[str, Any], schema: SpecSchema) -> DDPTrainingJob:
     """Return the typed resource. Raises: InvalidManifest."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -47,16 +46,16 @@ def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
         spec=_parse_spec(raw.get("spec"), schema),
         status=parse_status(raw),
         schema=schema,
-        former=list_former(raw.get("spec"), schema.former),
+        former=schema.list_former(raw.get("spec")),
     )
 
 
-def _parse_spec(raw: Any, schema: Schema) -> Spec:
+def _parse_spec(raw: Any, schema: SpecSchema) -> Spec:
     if raw is None:
         raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
     refuse_oversize(raw)
     try:
-        return msgspec.convert(take_over_former(raw, schema.former), schema.spec)
+        return msgspec.convert(schema.take_over(raw), schema.spec)
     except msgspec.ValidationError as error:
         problem, path = split_problem(str(error))
         raise InvalidManifest([FieldError(path, problem)]) from error

@@ -1,4 +1,4 @@
-"""Texts of values that several packages show: durations, and numbers with nouns."""
+"""Texts that several packages show: numbers with nouns, and what no text may contain."""
 
 from typing import Final
 
@@ -9,22 +9,6 @@ INVISIBLE: Final = (
     r"\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-
-
-SLOW_REMEDY: Final = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
-"""The remedy for a rank that computes, or is in I/O, while its peers wait."""
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as text: 42s, 5m12s, 3h04m, 2d07h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def format_more_pods(number: int, *, preposition: str = "") -> str:

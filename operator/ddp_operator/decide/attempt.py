@@ -174,7 +174,7 @@ def _trains_with_fewer(state: State, pods: Pods, size: JobSize, rendezvoused: Co
 def _read_progress(state: State, status: Status, pods: Pods, *, was_joined: bool) -> Status:
     page = state.observation.page
     if page is not None:
-        status = apply_progress(status, page.progress, page.uploads, state.now, page.rates)
+        status = apply_progress(status, page.progress, page.uploads, state.now)
     elif not pods and not was_joined:
         # Pods that are deleted make steps and save them until their grace period ends, after the next attempt began.
         former = record_final_progress(status, state.observation.pods_of(status.attempt - 1), state.now)

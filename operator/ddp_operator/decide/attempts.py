@@ -35,7 +35,7 @@ from ddp_operator.decide.losses import (
     was_lost_lately,
     was_resized_lately,
 )
-from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_progress
+from ddp_operator.decide.report import record_failed_step, record_final_progress
 from ddp_operator.decide.state import AT_ONCE, Decision, State, Trouble
 from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_table import NODE_FAULT, NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
@@ -436,7 +436,6 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         completion_time=truncate(state.now),
         dev=release_pods(status.dev),
         nodes=state.pods.counts(status.attempt_nodes),
-        progress=drop_eta(status.progress),
     )
     return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)
 

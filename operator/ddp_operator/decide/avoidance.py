@@ -1,4 +1,4 @@
-"""Which nodes new pods of a job avoid: ``status.failed_nodes``, and when a lost one may be used again. Pure.
+"""Which nodes new pods of a job avoid: ``status.failed_nodes``, and which lost ones may be used again. Pure.
 
 A node that was lost is avoided until it is ready again; one that the job has lost twice, or that was ready while it
 was at fault (wrong results, errors of its hardware, a drain), for the rest of the job. ``operator_state.lost_nodes``
@@ -11,7 +11,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.decide.state import State
 
 MOST_NODES: Final = 10
 """Nodes that a job avoids at a time."""
@@ -36,27 +35,9 @@ def avoid_lost_nodes(status: Status, nodes: Iterable[str]) -> Status:
     return replace(status, failed_nodes=_add_nodes(status.failed_nodes, names)).remember(lost_nodes=lost)
 
 
-def list_awaited_nodes(status: Status) -> tuple[str, ...]:
-    """Return the avoided nodes that pods may use once they are ready again: a node is lost, and comes back, once."""
-    lost = status.operator_state.lost_nodes
-    return tuple(name for name in status.failed_nodes if lost.count(name) == 1)
-
-
 def list_returned_nodes(status: Status) -> tuple[str, ...]:
     """Return the nodes that were lost, and that new pods may use again."""
     return tuple(name for name in status.operator_state.lost_nodes if name not in status.failed_nodes)
-
-
-def readmit_returned_nodes(state: State, status: Status) -> Status:
-    """Return the status that no longer avoids the lost nodes that are ready again. Nothing restarts for that.
-
-    While a pod is on such a node, or remains of it, what follows its loss depends on the node.
-    """
-    occupied = {pod.node_name for pod in (*state.observation.pods, *state.observation.orphans)}
-    returned = state.observation.returned_nodes.intersection(list_awaited_nodes(status)) - occupied
-    if not returned:
-        return status
-    return replace(status, failed_nodes=tuple(name for name in status.failed_nodes if name not in returned))
 
 
 def _add_nodes(failed: tuple[str, ...], nodes: Iterable[str]) -> tuple[str, ...]:

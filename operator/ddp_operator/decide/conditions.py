@@ -109,40 +109,10 @@ RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
 RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods continue
 NOT_RESTARTING: Final = "NotRestarting"
-# CheckpointsUploaded: only of a job with checkpoint.url
-SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
-UPLOAD_FAILING: Final = "UploadFailing"
-# TrainsAsOne: only of a job with several ranks
-PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
-NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too, as the next
-SEPARATE_GROUPS: Final = "SeparateGroups"
-WAITING_FOR_GROUP: Final = "WaitingForGroup"
+# TrainsAsOne: only of a job with several ranks; ``doubts`` has more
 REPLICAS_DIFFER: Final = "ReplicasDiffer"
 SAME_BATCHES: Final = "SameBatches"
 RANK_LOSS_NOT_FINITE: Final = "RankLossNotFinite"
-GROUP_UNKNOWN: Final = "GroupUnknown"
-# TrainingComplete: only of a job that has succeeded
-ALL_STEPS_MADE: Final = "AllStepsMade"
-TOTAL_UNKNOWN: Final = "TotalUnknown"
-TRACEBACK_AT_END: Final = "TracebackAtEnd"
-PROCESSES_LEFT: Final = "ProcessesLeft"
-ENDED_BY_LAUNCHER: Final = "EndedByLauncher"
-ENDED_SHORT: Final = "EndedShort"
-NO_STEP: Final = "NoStep"
-LOSS_NOT_FINITE: Final = "LossNotFinite"
-DOUBTS: Final = (
-    TRACEBACK_AT_END,
-    PROCESSES_LEFT,
-    NO_PROCESS_GROUP,
-    SEPARATE_GROUPS,
-    REPLICAS_DIFFER,
-    SAME_BATCHES,
-    ENDED_SHORT,
-    NO_STEP,
-    LOSS_NOT_FINITE,
-    ENDED_BY_LAUNCHER,
-)
-"""Reasons why a job that succeeded may not have trained as intended, the most important first."""
 # FeaturesWork: only after a fault of a feature
 FEATURE_FAULT: Final = "FeatureFault"
 NO_FAULT: Final = "NoFault"
@@ -261,12 +231,6 @@ def find_obstacle(status: Status) -> Condition | None:
     return next((later for later in obstacles[1:] if later.status != "Unknown"), first)
 
 
-def find_doubts(status: Status) -> list[Condition]:
-    """Return the conditions for which a job that succeeded may not have trained as intended."""
-    doubts = [condition for condition in status.conditions if condition.reason in DOUBTS]
-    return sorted(doubts, key=lambda condition: DOUBTS.index(condition.reason)) if status.phase == "Succeeded" else []
-
-
 def find_blocker(status: Status) -> Condition | None:
     """Return Scheduled or Rendezvoused where a restarting job waits until a person or its queue acts."""
     for kind, reasons in ((SCHEDULED, BLOCKING), (RENDEZVOUSED, (PEER_UNREACHABLE, INIT_CONTAINER_RUNNING))):
@@ -281,7 +245,7 @@ def find_reason(status: Status) -> str:
     failure = status.last_failure
     failed = status.condition(FAILED)
     if status.phase == "Succeeded":
-        return next((doubt.reason for doubt in find_doubts(status)), "")
+        return ""
     if failed is not None and failed.status == "True":
         return failure.category if failure is not None and failure.conclusion else failed.reason
 

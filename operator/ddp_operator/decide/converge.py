@@ -164,7 +164,7 @@ def _check_deadlines(state: State, plan: _PassPlan) -> None:
 
 
 def _watch_nodes(state: State, plan: _PassPlan) -> None:
-    if state.observation.reads_nodes and list_nodes_in_use(state.job, state.observation):
+    if state.observation.troubles is not None and list_nodes_in_use(state.job, state.observation):
         plan.waits.append(LOOK_SECONDS)
     blocked = find_avoidance_block(state.pods)
     if blocked is not None:

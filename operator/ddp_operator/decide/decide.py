@@ -48,7 +48,6 @@ from ddp_operator.decide.converge import (
 from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, diagnose, is_inferred
 from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
-from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import AT_ONCE, NO_HOOKS, Decision, Observation, PassHooks, Refusal, State
 from ddp_operator.decide.views import JobView, PodView
 
@@ -292,11 +291,7 @@ def _has_succeeded(state: State) -> bool:
 def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
     """Report the pod whose report decides about a failure, and change nothing else."""
     fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
-    status = replace(
-        state.status,
-        nodes=state.pods.counts(state.status.attempt_nodes),
-        progress=drop_eta(state.status.progress),
-    )
+    status = replace(state.status, nodes=state.pods.counts(state.status.attempt_nodes))
     status = set_conditions(status, [fact], state.now, state.job.generation)
     seconds = SOON
     if diagnosis.until is not None:

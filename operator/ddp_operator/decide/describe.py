@@ -22,24 +22,19 @@ from ddp_operator.decide.attempt import (
     has_quorum,
     observe_attempt,
 )
-from ddp_operator.decide.avoidance import readmit_returned_nodes
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import release_pods
 from ddp_operator.decide.losses import (
-    LostContact,
-    describe_lost_contact,
     describe_nodes,
     describe_replacement,
     is_replacing,
 )
-from ddp_operator.decide.report import Page, drop_eta, drop_pace
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import NODE_LOST
-from ddp_pod.contract.progress import Uploads
 
-_WITHOUT_STEPS = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
 _TIME_TO_JOIN = timedelta(minutes=3)
@@ -68,10 +63,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
-    progress = status.progress if phase == "Running" else drop_eta(status.progress)
-    if conditions.has_stopped:
-        progress = drop_pace(progress)
-    status = replace(status, phase=phase, progress=progress, conditions=state.status.conditions)
+    status = replace(status, phase=phase, conditions=state.status.conditions)
     return set_conditions(status, conditions.facts, state.now, state.job.generation)
 
 
@@ -79,7 +71,6 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     """Return the status with the counts, measurements and identities that are observed of its attempt."""
     state = attempt.state
     status = replace(attempt.reported, nodes=attempt.counts)
-    status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
     if not attempt.is_held:
@@ -108,19 +99,13 @@ class AttemptConditions:
 
     facts: tuple[Fact, ...]
     restarting: Fact
-    has_stopped: bool
-    """Whether a job that has trained makes no step now."""
 
 
 def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptConditions:
     """Return all conditions. ``status``: that of this pass, without its conditions."""
     state = attempt.state
-    lost_contact = None
-    if attempt.restart is None and not state.spec.suspend:
-        lost_contact = describe_lost_contact(state, attempt.pods)
-
     scheduled = describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now)
-    rendezvous = _describe_rendezvous(attempt, lost_contact)
+    rendezvous = _describe_rendezvous(attempt)
     restarting = _describe_restarting(attempt, rendezvous, status)
     progressing = _describe_progressing(attempt, rendezvous)
     facts = (
@@ -128,17 +113,15 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         describe_suspension(state.job, status, attempt.alive),
         state.hooks.explain(attempt, scheduled),
         rendezvous,
-        _add_lost_contact(progressing, lost_contact, status),
+        progressing,
         restarting,
         *(remark.fact for remark in state.remarks),
         describe_nodes(state),
         _describe_features(state),
-        _describe_uploads(attempt, status),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
-    has_stopped = progressing.status != "True" and progressing.reason in _WITHOUT_STEPS
-    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
+    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting)
 
 
 def _describe_features(state: State) -> Fact | None:
@@ -184,16 +167,13 @@ def _describe_acceptance(attempt: ObservedAttempt, refusal: Refusal | None) -> F
     return Fact(c.ACCEPTED, status, refusal.reason, f"{consequence}: {refusal.message}")
 
 
-def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | None) -> Fact:
+def _describe_rendezvous(attempt: ObservedAttempt) -> Fact:
     if attempt.trains_with_fewer:
         state = "held" if attempt.is_held else "training"
         message = f"{attempt.pods.running}/{attempt.size.nodes} pods are {state}; the rest join when they run"
         return Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
 
-    rendezvous = describe_rendezvous(attempt)
-    if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
-        return Fact(c.RENDEZVOUSED, "False", lost_contact.reason, lost_contact.message)
-    return attempt.state.hooks.explain(attempt, rendezvous)
+    return attempt.state.hooks.explain(attempt, describe_rendezvous(attempt))
 
 
 def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
@@ -215,8 +195,8 @@ def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Sta
 def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     state = attempt.state
     if not attempt.all_run:
-        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
-
+        not_running = Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
+        return state.hooks.explain(attempt, not_running)
     if attempt.pods.has_finished_training:
         return state.hooks.explain(attempt, describe_finished_training(attempt.pods))
     if attempt.is_held:
@@ -260,33 +240,6 @@ def _describe_absent_step(page: Page | None) -> str:
     if page is not None and page.restarts:
         message += f" since restart {page.restarts} in the same pods"
     return message
-
-
-def _add_lost_contact(progressing: Fact, lost_contact: LostContact | None, status: Status) -> Fact:
-    """Return Progressing of a job, one of whose nodes may be lost: training may continue there all the same."""
-    if lost_contact is None:
-        return progressing
-    last_step = status.progress.last_step_time if status.progress else None
-    if progressing.status == "True" and last_step is not None and last_step > lost_contact.since:
-        message = f"{progressing.message}; {lost_contact.message}"
-        return Fact(c.PROGRESSING, "True", progressing.reason, message)
-    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", lost_contact.reason, lost_contact.message)
-
-
-def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
-    page = attempt.state.observation.page
-    checkpoint = attempt.state.spec.checkpoint
-    if page is None or checkpoint is None or checkpoint.url is None:
-        return None
-
-    newest = f"newest snapshot: step {status.checkpoint.step}" if status.checkpoint else "no snapshot is known"
-    uploads = page.uploads or Uploads()
-    if uploads.problem:
-        message = f"upload to {checkpoint.url} fails: {uploads.problem}; {newest}"
-        return Fact(c.UPLOADED, "False", c.UPLOAD_FAILING, message)
-    if uploads.time is not None:
-        return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are uploaded to {checkpoint.url}; {newest}")
-    return None
 
 
 def describe_rendezvous(attempt: ObservedAttempt) -> Fact:

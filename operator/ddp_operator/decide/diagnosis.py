@@ -11,7 +11,7 @@ from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.failures import Termination, complete_end
+from ddp_operator.decide.failures import HIDDEN_FAILURE_REMEDY, Termination, complete_end, describe_rank_end
 from ddp_operator.decide.kueue import find_waiting_start, was_suspending
 from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_replaced
 from ddp_operator.decide.report import Page
@@ -30,7 +30,6 @@ from ddp_pod.contract.failure_table import (
     USER_ERROR,
     Category,
 )
-from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, describe_rank_end
 
 # A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)

@@ -1,15 +1,20 @@
 """The failure of a pod, and how failures are described. ``reading/terminations`` reads them. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.status import CheckpointStatus, LastFailure
-from ddp_pod.contract.failure_record import Failure, PodEnd
+from ddp_pod.contract.failure_record import Failure, RankEnd, RunEnd
 from ddp_pod.contract.failure_table import judge_exit_code
 from ddp_pod.contract.failure_text import format_failure
 
+HIDDEN_FAILURE_REMEDY: Final = (
+    "its exit code 0 hides the failure: let the exception end the script, without a try that only prints it and "
+    "without || true, and write set -o pipefail before a pipe"
+)
 _MAX_LINE: Final = 300
 _MAX_TIME: Final = 4e9  # the year 2096
 _CLOCK_TOLERANCE: Final = 3600.0  # seconds by which the clocks of launcher and kubelet may differ
@@ -58,14 +63,28 @@ def describe_detail(failure: LastFailure) -> str:
     return failure.message.strip().removeprefix(f"{failure.category}: ")
 
 
+def describe_rank_end(end: RankEnd) -> str:
+    """Return how a rank ended that exited with 0 and may not have completed its training."""
+    position = " without a visible step"
+    if end.step:
+        position = f" at step {end.step:.0f}" + (f" of {end.total:.0f}" if end.total else "")
+    trace = f" with a traceback in its output ({end.exception})" if end.exception else ""
+    count = len(end.processes)
+    remaining = f" while {count} of its processes still ran: {', '.join(end.processes)}" if count else ""
+    kept = f"; the launcher ended it, because {end.keeper}" if end.keeper else ""
+    return f"rank {end.rank} ended with exit code 0{position}{trace}{remaining}{kept}"
+
+
 @dataclass(frozen=True)
-class Termination(PodEnd):
+class Termination(RunEnd):
     """The end of one pod: its last report, and those of the kubelet; values are checked."""
 
     container: str = ""
     """The init container that failed; empty: the training container."""
     permanent: bool = False
     """Whether another attempt would fail as well."""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    """The launcher's message as it was sent, for features (``reading/parts``)."""
     ended_by_probe: bool = False
     """Whether the kubelet killed the training container for a probe or a hook."""
 

@@ -1,5 +1,8 @@
 """The hooks of features. The kernel calls them, and imports no feature (docs/adr/0056-features-behind-hooks.md).
 
+This is above the kernel, whose passes know what features add to them (``decide/state.PassHooks``,
+``reconcile/acting.ReconcileHooks`` and ``FeatureHooks``), but neither the features nor how their faults are contained.
+
 A feature is a folder of ``ddp_operator.features`` and a line of its tuple. Whatever one of its hooks raises or returns
 is contained here: it is counted, logged, and reported in the job's condition ``FeaturesWork``, and the pass goes on.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -16,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.conforms import conforms
-from ddp_operator.api.faults import FAULTS, describe_fault
+from ddp_operator.api.faults import FAULTS, contain, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
@@ -27,6 +30,7 @@ from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.losses import LOOK_SECONDS, list_nodes_in_use
 from ddp_operator.decide.state import (
     Decision,
     FeatureAction,
@@ -41,13 +45,16 @@ from ddp_operator.decide.state import (
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
-    from ddp_operator.reconcile.acting import ActionContext, PodPages
+    from ddp_operator.reconcile.acting import ActionContext, NodeReadings, PodPages
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
 
 SECONDS_TO_OBSERVE = 30.0
 """Limit of a hook that reads the reports of pods, whose own limits are lower."""
+
+MOST_NODES = 32
+"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
@@ -70,6 +77,8 @@ Conclude = Callable[[State, Status], "Fact | None"]
 """Returns a condition of a job that succeeds, from the status with the final progress."""
 Account = Callable[[State, Status], Status]
 """Returns the status that is about to be written with what the feature counts."""
+CheckStart = Callable[[DDPTrainingJob, Cluster], Awaitable["Refusal | None"]]
+"""Returns why a job must not start now; None: it may. It may wait, and its fault makes the job wait."""
 Extend = Callable[[Status, datetime], Status]
 """Returns the status that is being written with what a write adds; a change of that alone causes none."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
@@ -172,6 +181,7 @@ class Feature:
     pods: PodHook | None = None
     review: Review | None = None
     record: Record | None = None
+    check_start: CheckStart | None = None
     prepare: Prepare | None = None
     explain: Explain | None = None
     judge: JudgeAttempt | None = None
@@ -343,9 +353,40 @@ class JobHooks(PassHooks):
     job: DDPTrainingJob
     guard: Guard
 
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """What hooks have raised, by the name of the feature, one for each."""
+        return self.guard.describe()
+
     def reads_nodes(self) -> bool:
         """Return whether a feature judges the nodes of this job's pods."""
         return bool(self._list_judges())
+
+    async def watch_nodes(self, pages: PodPages, readings: NodeReadings) -> Mapping[str, Trouble] | None:
+        """Return the troubles of the pods' nodes; None: no feature judges nodes.
+
+        Each call reads some nodes; all other nodes keep their result.
+        """
+        if not self.reads_nodes():
+            readings.troubles = {}
+            return None
+        used = list_nodes_in_use(pages.job, pages.children)
+        troubles = {name: trouble for name, trouble in readings.troubles.items() if name in used}
+        last = readings.time
+        # The tolerance for timers that fire early. A clock that was set back does not postpone the reading.
+        is_due = last is None or abs((pages.now - last).total_seconds()) >= LOOK_SECONDS * 0.9
+        if used and is_due:
+            readings.time = pages.now
+            start = readings.next_index % len(used)
+            readings.next_index = start + MOST_NODES
+            for name in (*used[start:], *used[:start])[:MOST_NODES]:
+                with suppress(Refused, ClusterError), contain("Node", name):
+                    trouble = self.judge_node(await pages.cluster.node(name))
+                    troubles.pop(name, None)
+                    if trouble is not None:
+                        troubles[name] = trouble
+        readings.troubles = troubles
+        return troubles
 
     def judge_node(self, raw: Object | None) -> Trouble | None:
         """Return what the features find wrong with a node; None: nothing. What is planned comes first."""
@@ -448,6 +489,24 @@ class JobHooks(PassHooks):
             if value is not None:
                 observed[feature.name] = value
         return observed
+
+    async def check_start(self, cluster: Cluster) -> Refusal | None:
+        """Return the first refusal of a job that has not started, also for a feature with a fault.
+
+        Raises: Refused, ClusterError.
+        """
+        for feature in self.hooks.features:
+            if feature.check_start is None:
+                continue
+            refused: Refusal | None = name_fault(feature.name)
+            hook = partial(feature.check_start, self.job, cluster)
+            limit = SECONDS_TO_OBSERVE
+            refusal = await self.guard.wait(
+                feature.name, "check_start", hook, Refusal | None, limit=limit, default=refused
+            )
+            if refusal is not None:
+                return refusal
+        return None
 
     def prepare(self, state: State, progress_interval: float) -> Decision | Refusal | None:
         """Return the decision of the first feature that still prepares the job; a refusal if its hook has a fault."""

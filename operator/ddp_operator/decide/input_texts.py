@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_operator.api.status import InputStatus
-from ddp_pod.contract.failure_record import InputReport
+from ddp_pod.contract.pod_end import InputReport
 
 
 def describe_inputs(inputs: Sequence[InputStatus | InputReport]) -> str:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from ddp_operator.api.cluster import Event, Object
 from ddp_operator.api.status import Condition, ConditionStatus, LastFailure, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.failures import describe_failure, describe_restart
 from ddp_operator.decide.losses import describe_replacement
 
@@ -160,7 +161,7 @@ def _build_feature_event(condition: Condition, expected: ConditionStatus) -> Eve
 
 def _build_health_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a condition that is True for a healthy job."""
-    if condition.status == "False" or condition.reason in c.DOUBTS:
+    if condition.status == "False" or condition.reason in doubts.DOUBTS:
         return Event("Warning", condition.reason, condition.message)
     if condition.type == c.UPLOADED and before is not None:
         return Event("Normal", condition.reason, condition.message)

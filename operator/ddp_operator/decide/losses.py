@@ -15,17 +15,15 @@ The life of a lost pod, whether a client deletes it, it is evicted, or its node 
 Features find troubles of nodes, and pods that others ask to leave.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import find_trainer, format_time
+from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.status import LastFailure, Status
-from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, may_have_joined
 from ddp_operator.decide.failures import describe_restart
@@ -46,22 +44,6 @@ _LATELY = timedelta(minutes=10)
 _CLOCK_TOLERANCE = timedelta(seconds=10)
 LOOK_SECONDS = 30.0
 """Seconds between two readings of the nodes."""
-MOST_NODES = 32
-"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
-
-
-class LostContact(NamedTuple):
-    """A pod of the attempt runs on a node that is not ready, or that witnesses get no answer from."""
-
-    since: datetime
-    message: str
-    reason: str = c.NODE_NOT_READY
-
-
-class _SilentPod(NamedTuple):
-    since: datetime
-    pod: PodView
-    problem: str
 
 
 def list_nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
@@ -69,7 +51,7 @@ def list_nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime
     pods = sorted(_list_placed_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
     nodes: dict[str, None] = {}
     for pod in pods:
-        due = _find_due_time(job, pod)
+        due = find_due_time(job, pod)
         if pod.cut_off_since is not None or (due is not None and due <= now):
             nodes[pod.node_name] = None
     return tuple(nodes)[:MAX_NODES]
@@ -88,47 +70,6 @@ def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
     if node is not None and node.ready is False:
         return node.message
     return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
-
-
-def describe_lost_contact(state: State, pods: Iterable[PodView]) -> LostContact | None:
-    """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
-    silent_pods = []
-    for pod in pods:
-        problem = find_node_problem(pod, state.observation.nodes)
-        since = pod.cut_off_since or pod.deleted_at
-        if problem and since:
-            silent_pods.append(_SilentPod(since, pod, problem))
-    if not silent_pods:
-        return _describe_suspicions(state, pods)
-
-    since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
-    more = format_more_pods(len(silent_pods) - 1, preposition="of")
-    report = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
-    due = _find_due_time(state.job, pod)
-    if due is None:
-        consequence = "Kubernetes evicts the pod when its toleration of the node's taint expires (default: 5 minutes)"
-    else:
-        consequence = (
-            f"the operator declares pod {pod.index} failed and restarts the job at {format_time(due)}, unless the node "
-            "is Ready by then"
-        )
-    return LostContact(since, f"{report}; {consequence}")
-
-
-def _describe_suspicions(state: State, pods: Iterable[PodView]) -> LostContact | None:
-    """Return since when witnesses get no answer from a pod, and what they know; None: they do from all."""
-    suspicions = state.observation.suspicions
-    silent_pods = [
-        _SilentPod(suspicions[pod.uid].since, pod, suspicions[pod.uid].message)
-        for pod in pods
-        if pod.alive and pod.uid in suspicions
-    ]
-    if not silent_pods:
-        return None
-    since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
-    more = format_more_pods(len(silent_pods) - 1, preposition="of")
-    message = f"node {pod.node_name} of pod {pod.index}{more} may be lost since {format_time(since)}: {problem}"
-    return LostContact(since, message, c.NODE_SILENT)
 
 
 def find_lost_pods(state: State) -> tuple[tuple[PodView, str], ...]:
@@ -162,7 +103,7 @@ def compute_next_check(state: State) -> float | None:
     """Return in how many seconds a pod may have to be declared failed; None: all pods report."""
     moments = []
     for pod in _list_placed_pods(state.observation):
-        moment = pod.cut_off_since or _find_due_time(state.job, pod)
+        moment = pod.cut_off_since or find_due_time(state.job, pod)
         if moment is not None:
             moments.append(moment)
     if not moments:
@@ -176,7 +117,7 @@ def _list_placed_pods(children: Children) -> Iterator[PodView]:
             yield pod
 
 
-def _find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
+def find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
     """Return when a pod has been deleted or silent for recovery.forceDeleteAfterSeconds; None: it is neither."""
     patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
     if pod.deleted_at is not None:
@@ -196,7 +137,7 @@ def _find_loss(state: State, pod: PodView) -> str:
     suspicion = state.observation.suspicions.get(pod.uid)
     if suspicion is not None and suspicion.is_lost:
         return suspicion.message
-    due = _find_due_time(state.job, pod)
+    due = find_due_time(state.job, pod)
     node = state.observation.nodes.get(pod.node_name, NodeView(True, ""))
     if due is None or state.now < due or node.ready:
         return ""
@@ -436,7 +377,7 @@ def describe_nodes(state: State) -> Fact | None:
         is_planned = requested or any(trouble.planned for trouble in troubles.values())
         reason = c.DRAINED if is_planned else c.NODE_UNHEALTHY
         return Fact(c.NODES_HEALTHY, "False", reason, "; ".join(texts)[:1024])
-    if not state.observation.reads_nodes and state.status.condition(c.NODES_HEALTHY) is None:
+    if state.observation.troubles is None and state.status.condition(c.NODES_HEALTHY) is None:
         return None
     return Fact(c.NODES_HEALTHY, "True", c.NO_TROUBLE)
 
@@ -444,7 +385,7 @@ def describe_nodes(state: State) -> Fact | None:
 def _select_troubles(state: State) -> Mapping[str, Trouble]:
     """Return the troubles of the nodes that the attempt uses."""
     used = list_nodes_in_use(state.job, state.observation)
-    return {name: trouble for name, trouble in state.observation.troubles.items() if name in used}
+    return {name: trouble for name, trouble in (state.observation.troubles or {}).items() if name in used}
 
 
 def _list_leaving_pods(state: State) -> list[PodView]:

@@ -9,7 +9,7 @@ from ddp_operator.api.cluster import Object
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.hooks import JobHooks, Service
-from ddp_operator.decide.state import Problem
+from ddp_operator.decide.state import PassHooks, Problem
 
 SECONDS_TO_LOCATE: Final = 10.0
 """Limit of the hook, which waits in a pass."""
@@ -34,8 +34,10 @@ class LocatingService(Service):
         return None
 
 
-async def locate(hooks: JobHooks, workload: Object, before: QueueStatus | None) -> QueuePlace:
+async def locate(hooks: PassHooks, workload: Object, before: QueueStatus | None) -> QueuePlace:
     """Return the place of a waiting Workload by the first feature that knows it."""
+    if not isinstance(hooks, JobHooks):
+        return QueuePlace()
     unknown: QueuePlace | None = None
     for name, service in hooks.hooks.services.items():
         if not isinstance(service, LocatingService):
@@ -50,7 +52,8 @@ async def locate(hooks: JobHooks, workload: Object, before: QueueStatus | None) 
     return QueuePlace()
 
 
-def forget_place(hooks: JobHooks) -> None:
+def forget_place(hooks: PassHooks) -> None:
     """Forget the faults of ``locate``, which is called only while the job waits in a queue."""
-    for name in hooks.hooks.services:
-        hooks.guard.forget(name, "locate")
+    if isinstance(hooks, JobHooks):
+        for name in hooks.hooks.services:
+            hooks.guard.forget(name, "locate")

@@ -1,6 +1,6 @@
-"""Refusals: a name or a claim that is in use, a resource or a status that cannot be read or written. Pure."""
+"""Refusals: a name that is in use, a resource or a status that cannot be read or written. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import controller_of, name_claim, owner_uids
+from ddp_operator.api.cluster import controller_of, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
-from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, is_finished, set_conditions, summarize
 from ddp_operator.decide.state import Children, Refusal
@@ -128,41 +128,6 @@ def is_as_built(stored: Any, built: Any) -> bool:
         is_list = isinstance(stored, list) and len(stored) == len(built)
         return is_list and all(map(is_as_built, stored, built))
     return bool(stored == built)
-
-
-def exclusive_claim(job: DDPTrainingJob) -> str | None:
-    """Return the claim or the URL of the job's checkpoints, unless other jobs may write there as well."""
-    checkpoint = job.spec.checkpoint
-    if checkpoint is None or checkpoint.shared:
-        return None
-    return checkpoint.claim_name or checkpoint.url
-
-
-def explain_use(claim: str) -> tuple[str, str]:
-    """Return the field with a claim or URL that another job uses, and how both jobs can run at once."""
-    if "://" in claim:
-        return "spec.checkpoint.url", "To run both at once, give each job a separate folder"
-    return "spec.checkpoint.claimName", "If the jobs write different files, set spec.checkpoint.shared: true"
-
-
-def refuse_second(job: DDPTrainingJob, claim: str, users: Iterable[Mapping[str, Any]]) -> Refusal | None:
-    """Refuse a job that has not started while another job has the same claim. ``users``: all jobs with that claim."""
-    for user in users:
-        metadata = user["metadata"]
-        status = user.get("status") or {}
-        phase = status.get("phase") or "Pending"
-        if metadata["uid"] == job.uid or phase in ENDED_PHASES:
-            continue
-        # Of jobs that have not started the oldest is first.
-        older = (str(metadata.get("creationTimestamp") or ""), str(metadata["uid"])) < (job.created, job.uid)
-        if status.get("attempt") or older:
-            field, remedy = explain_use(claim)
-            return Refusal(
-                c.CLAIM_IN_USE,
-                f"{field}: job {metadata['name']} ({phase}) writes its checkpoints to {name_claim(claim)}; "
-                f"this job starts when that job has ended. {remedy}",
-            )
-    return None
 
 
 def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:

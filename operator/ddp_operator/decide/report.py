@@ -5,99 +5,34 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import (
-    SAMPLES,
     CheckpointStatus,
     LastFailure,
     Progress,
     RestartCounts,
     Status,
 )
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.report import PodReport
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Steps per second, and samples per second of all ranks together; None: unknown."""
-
-    steps: float | None = None
-    samples: float | None = None
-
-
-STALLED = Rates(0.0, 0.0)
-"""The rates of a process that makes no steps any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Counters of a rank's process at a moment. ``seconds``: time spent in its steps, None if not reported."""
-
-    time: float
-    steps: float | None = None
-    samples: float | None = None
-    seconds: float | None = None
-    last_step: float | None = None
-    world_size: float = 1.0
-
-
-def average_rates(progress: RankProgress) -> Rates | None:
-    """Return the mean rates of a process since its start; None: it does not report the time spent in steps."""
-    reading = read_counters(progress, 0.0)
-    if reading.seconds is None:
-        return None
-    return derive_rates(Counters(0.0, 0.0, 0.0, 0.0), reading)
-
-
-def read_counters(progress: RankProgress, now: float) -> Counters:
-    """Return the counters of a rank's process at a moment."""
-    return Counters(
-        time=now,
-        steps=progress.steps,
-        samples=progress.samples,
-        seconds=progress.step_seconds,
-        last_step=progress.last_step_time,
-        world_size=progress.world_size or 1.0,
-    )
-
-
-def derive_rates(before: Counters, after: Counters) -> Rates | None:
-    """Return the rates between two readings, over the time in steps if it is reported, else between the last steps."""
-    seconds = after.time - before.time
-    if before.last_step is not None and after.last_step is not None and after.last_step > before.last_step:
-        seconds = after.last_step - before.last_step
-    if before.seconds is not None and after.seconds is not None:
-        seconds = after.seconds - before.seconds
-
-    def rate(old: float | None, new: float | None, ranks: float = 1.0) -> float | None:
-        if old is None or new is None or seconds <= 0:
-            return None
-        value = (new - old) * ranks / seconds
-        return value if 0 < value < 1e15 else None
-
-    # Ranks step together, so every rank has processed as many samples.
-    rates = Rates(rate(before.steps, after.steps), rate(before.samples, after.samples, after.world_size))
-    return None if rates == Rates() else rates
+from ddp_pod.contract.run_report import RunReport
 
 
 @dataclass(frozen=True)
-class Page(PodReport):
-    """One read of a pod's report. ``rates``: measured from successive reads."""
+class Page(RunReport):
+    """One read of a pod's report. ``members``: as it was sent, for features (``reading/parts``)."""
 
-    rates: Rates | None = None
+    members: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def progress(self) -> RankProgress:
@@ -107,11 +42,6 @@ class Page(PodReport):
             known = {item.name: getattr(rank, item.name) for item in fields(rank)}
             progress.update({name: value for name, value in known.items() if value is not None})
         return progress
-
-    @property
-    def by_rank(self) -> Mapping[int, RankProgress]:
-        """The ranks that report steps."""
-        return {rank.rank: rank for rank in self.ranks if rank.known_step is not None}
 
     @property
     def is_empty(self) -> bool:
@@ -148,41 +78,22 @@ class Page(PodReport):
         step = _whole(self.restart_step)
         return None if step is None else max(0, step)
 
-    @property
-    def links(self) -> tuple[str, ...]:
-        """URLs of the run in experiment trackers."""
-        return tuple(run.url for run in self.runs if run.url.startswith(("http://", "https://")))
 
-
-def build_progress(
-    progress: RankProgress, previous: Progress | None = None, rates: Rates | None = None
-) -> Progress | None:
-    """Return the progress for the status; None: the rank reports none.
-
-    The remaining time is the number of remaining steps divided by their rate; without a rate or a total it is omitted.
-    """
-    # A process without a step may resume from a checkpoint: its zero is not the step of the run.
-    steps = (progress.steps or None) if progress.step is None else progress.step
+def build_progress(progress: RankProgress, previous: Progress | None = None) -> Progress | None:
+    """Return the progress for the status; None: the rank reports none. What features measure stays as it was."""
+    steps = find_steps(progress)
     loss = format_number(progress.loss) if progress.lost_loss_step is None else "nan"
     if steps is None and loss is None:
         return None
     before = previous or Progress()
-    if rates is None:
-        rates = Rates() if before.steps_per_second else average_rates(progress) or Rates()
-    step_rate = format_number(rates.steps or None) or before.steps_per_second
-    # The script's own value (metrics.logPatterns) is used if its samples are not counted.
-    sample_rate = format_number(rates.samples or progress.samples_per_second) or before.samples_per_second
-    eta = None if rates == STALLED else _eta(steps, progress.total_steps, step_rate)
-    return Progress(
+    return replace(
+        before,
         epoch=_whole(progress.epoch),
         epochs=_whole(progress.epochs),
         step=_whole(steps),
         total_steps=_whole(progress.total_steps),
         percent=_format_percent(progress.share, steps, progress.total_steps),
-        eta=None if eta is None else format_duration(eta),
         loss=loss,
-        steps_per_second=step_rate,
-        throughput=None if rates == STALLED else _format_throughput(sample_rate, step_rate),
         learning_rate=format_number(progress.learning_rate),
         val_accuracy=format_number(progress.val_accuracy) or before.val_accuracy,
         val_loss=format_number(progress.val_loss) or before.val_loss,
@@ -190,10 +101,15 @@ def build_progress(
     )
 
 
+def find_steps(progress: RankProgress) -> float | None:
+    """Return the step for the status. A process without one may resume from a checkpoint: its zero is none of it."""
+    return (progress.steps or None) if progress.step is None else progress.step
+
+
 def advance_progress(progress: Progress, step: int) -> Progress:
     """Return the progress at a later step, which another source than the page reports."""
     percent = _format_percent(None, step, progress.total_steps) or progress.percent
-    return msgspec.structs.replace(progress, step=step, percent=percent)
+    return replace(progress, step=step, percent=percent)
 
 
 def _format_percent(share: float | None, steps: float | None, total: float | None) -> str | None:
@@ -202,41 +118,11 @@ def _format_percent(share: float | None, steps: float | None, total: float | Non
     return None if share is None else f"{100 * min(max(share, 0.0), 1.0):.1f}%"
 
 
-def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | None:
-    if sample_rate:
-        return f"{sample_rate} {SAMPLES}"
-    return f"{step_rate} steps/s" if step_rate else None
-
-
 def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> CheckpointStatus | None:
     """Return the newest checkpoint; with checkpoint.url, the newest uploaded one."""
     is_uploaded = uploads is not None and uploads.bytes is not None
     step = _whole(uploads.step if uploads is not None and is_uploaded else progress.checkpoint_step)
     return CheckpointStatus(step=step) if step else None
-
-
-def read_rate(text: str | None) -> float | None:
-    """Return a rate of the status as a number; None: it is unknown, or no positive number."""
-    try:
-        rate = float(text or 0.0)
-    except ValueError:
-        return None
-    return rate if 0.0 < rate < math.inf else None
-
-
-def estimate_seconds_left(progress: Progress) -> int | None:
-    """Return the remaining seconds at the last step; None: the progress has no remaining time."""
-    if progress.eta is None:
-        return None
-    return _eta(progress.step, progress.total_steps, progress.steps_per_second)
-
-
-def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
-    rate = read_rate(steps_per_second)
-    if not steps or not total or rate is None:
-        return None
-    remaining = max(total - steps, 0.0) / rate
-    return round(remaining) if 0 <= remaining < 1e9 else None
 
 
 def _whole(value: float | None) -> int | None:
@@ -259,14 +145,12 @@ def convert_time(value: float | None) -> datetime | None:
     return truncate(datetime.fromtimestamp(value, UTC))
 
 
-def apply_progress(
-    status: Status, progress: RankProgress, uploads: Uploads | None, now: datetime, rates: Rates | None = None
-) -> Status:
+def apply_progress(status: Status, progress: RankProgress, uploads: Uploads | None, now: datetime) -> Status:
     """Return the status with the progress and the checkpoint that a pod reports."""
     with contain("progress", status.job_name):
         status = replace(
             status,
-            progress=build_progress(progress, status.progress, rates) or status.progress,
+            progress=build_progress(progress, status.progress) or status.progress,
             checkpoint=_find_newest_checkpoint(build_checkpoint(progress, uploads), status.checkpoint, now),
         )
     return status
@@ -275,8 +159,7 @@ def apply_progress(
 def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page | None = None) -> Status:
     """Return the status with the progress and the restarts in the last page and the termination messages of ended pods.
 
-    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor. Its
-    rates are those of the whole process, which the last page before the end does not have.
+    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor.
     """
     if page is not None:
         status = apply_progress(status, page.progress, page.uploads, now)
@@ -284,7 +167,7 @@ def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page 
     reported = status
     if last is not None:
         progress = last.progress or RankProgress()
-        reported = apply_progress(status, progress, last.uploads, now, average_rates(progress))
+        reported = apply_progress(status, progress, last.uploads, now)
     reported = replace(reported, progress=_keep_total(reported.progress, status.progress))
     terminations = [pod.termination for pod in pods if pod.termination]
     return reported.remember(restarts=count_in_place(status.counts, _count_completed_restarts(terminations)))
@@ -333,26 +216,12 @@ def count_in_place(counts: RestartCounts, in_attempt: int) -> RestartCounts:
     return replace(counts, in_place=max(counts.in_place, counts.in_place_before + in_attempt))
 
 
-def drop_eta(progress: Progress | None) -> Progress | None:
-    """Return the progress of a job that makes no steps at present, which has no remaining time."""
-    return None if progress is None else replace(progress, eta=None)
-
-
 def record_failed_step(status: Status, failure: LastFailure | None) -> Status:
     """Return the status with the step of a failed rank, which is newer than that of the last page."""
     progress = status.progress
     if progress is None or failure is None or failure.step is None or failure.step <= (progress.step or 0):
         return status
     return replace(status, progress=advance_progress(progress, failure.step))
-
-
-def drop_pace(progress: Progress | None) -> Progress | None:
-    """Return the progress of a job whose steps have stopped, which has no throughput and no remaining time.
-
-    The last measured rates stay: the cost of repeated steps is computed from them.
-    """
-    paceless = drop_eta(progress)
-    return None if paceless is None else replace(paceless, throughput=None)
 
 
 def _find_newest_checkpoint(

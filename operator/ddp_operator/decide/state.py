@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
@@ -191,10 +191,6 @@ class Children:
         """Return the pods of an attempt."""
         return self._attempts.get(attempt) or Pods()
 
-    def count_alive(self) -> int:
-        """Return the number of pods of any attempt that may run a process."""
-        return sum(pod.alive for pod in (*self.pods, *self.orphans))
-
     def former_alive(self, attempt: int) -> int:
         """Return the number of pods of former attempts that may still run a process."""
         orphans = sum(pod.alive for pod in self.orphans)
@@ -292,10 +288,8 @@ class Observation(Children):
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     waiting_jobs: int = 0
     """Number of training jobs whose pods do not all run."""
-    troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """What features find wrong with the pods' nodes, by node."""
-    reads_nodes: bool = False
-    """Whether a feature judges the nodes."""
+    troubles: Mapping[str, Trouble] | None = None
+    """What features find wrong with the pods' nodes, by node; None: none judges nodes."""
     departures: Mapping[str, str] = field(default_factory=dict)
     """Who requests that a pod leaves its node, and why, by the name of the pod."""
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
@@ -324,7 +318,7 @@ class Observation(Children):
         return next((value for value in self.observed.values() if isinstance(value, kind)), None)
 
 
-class PassHooks:
+class PassHooks(Protocol):
     """What features add to the decision of a pass: here nothing. ``decide/hooks.JobHooks`` calls them."""
 
     def review(self, state: "State") -> tuple[Remark, ...]:
@@ -359,7 +353,11 @@ class PassHooks:
         return status
 
 
-NO_HOOKS: Final = PassHooks()
+class _NoHooks(PassHooks):
+    pass
+
+
+NO_HOOKS: Final = _NoHooks()
 
 
 @dataclass(frozen=True)

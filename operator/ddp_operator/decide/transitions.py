@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import find_doubts
+from ddp_operator.decide.doubts import find_doubts
 from ddp_operator.decide.job_events import find_new_failure
 from ddp_operator.decide.purposes import list_purposes
 from ddp_pod.contract.failure_table import CATEGORIES, CUDA, UNKNOWN

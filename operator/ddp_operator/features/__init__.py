@@ -7,6 +7,7 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import (
+    claims,
     code,
     completion,
     dev,
@@ -18,9 +19,12 @@ from ddp_operator.features import (
     kubelet_kills,
     lost_nodes,
     memory,
+    mirror,
     multikueue,
     network_policy,
     node_health,
+    pace,
+    placement,
     points,
     preflight,
     process_groups,
@@ -35,6 +39,7 @@ from ddp_operator.features import (
 )
 
 FEATURES: Final[tuple[Feature, ...]] = (
+    claims.FEATURE,
     code.FEATURE,
     completion.FEATURE,
     dev.FEATURE,
@@ -44,11 +49,13 @@ FEATURES: Final[tuple[Feature, ...]] = (
     history.FEATURE,
     inputs.FEATURE,
     kubelet_kills.FEATURE,
-    lost_nodes.FEATURE,
     memory.FEATURE,
+    mirror.FEATURE,
     multikueue.FEATURE,
     network_policy.FEATURE,
     node_health.FEATURE,
+    pace.FEATURE,
+    placement.FEATURE,
     points.FEATURE,
     preflight.FEATURE,
     process_groups.FEATURE,
@@ -60,6 +67,8 @@ FEATURES: Final[tuple[Feature, ...]] = (
     tracking.FEATURE,
     usage.FEATURE,
     waiting.FEATURE,
+    # Last, as it explains more than what peers know of a silent node.
+    lost_nodes.FEATURE,
 )
 SCHEMA: Final[Schema] = build_schema(FEATURES)
 """The fields of the spec, those of features included."""

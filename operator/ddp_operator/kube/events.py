@@ -19,8 +19,9 @@ from weakref import WeakValueDictionary
 from ddp_operator.api.cluster import Event, Object
 from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import MANAGED_BY
+from ddp_operator.api.display_texts import format_micro_time
 from ddp_operator.api.faults import parse_each
-from ddp_operator.api.kubeobjects import format_micro_time, utc_now
+from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.kube.client import ApiClient, call, pages
 from ddp_operator.kube.resources import POSTED_EVENT, type_of
 from ddp_pod.contract.credentials import hide_credentials

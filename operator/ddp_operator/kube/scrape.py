@@ -9,7 +9,7 @@ import re
 from typing import Final
 from weakref import WeakValueDictionary
 
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 
 TIMEOUT: Final = 2.0
 CONNECTIONS: Final = 256

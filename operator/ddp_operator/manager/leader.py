@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.api.cluster_errors import ClusterError
-from ddp_operator.api.kubeobjects import format_micro_time
+from ddp_operator.api.display_texts import format_micro_time
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.manager.settings import PREFIX

@@ -18,6 +18,7 @@ from ddp_operator.api.constants import CONTROLLER_NAME
 from ddp_operator.api.faults import FAULTS, FaultLog, contain
 from ddp_operator.api.status import Phase
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
@@ -258,7 +259,7 @@ class OperatorMetrics:
             self.failures.labels(category)
         for result in ("Succeeded", "Failed"):
             self.finished.labels(result)
-        for reason in c.DOUBTS:
+        for reason in doubts.DOUBTS:
             self.doubts.labels(reason)
 
     def on_reconcile(self, seconds: float, error: BaseException | None) -> None:

@@ -24,12 +24,10 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.api.kubeobjects import find_requests
-from ddp_operator.api.schema import ChildBody, call_owner
+from ddp_operator.api.parts import ChildBody, call_owner
 from ddp_operator.manifests.pod import avoid_nodes, build_pod_template, readmit_nodes
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
-PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
-"""UID of an object that no API server has stored."""
 _DOCSTRING: Final = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
 # The paths of ddp_sdk's names before version 0.2. Without its ``__init__.py`` the package is complete in no image.
 _FORMER_PATHS: Final = ("exporter.py", "memory.py")

@@ -13,9 +13,8 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
-from ddp_operator.api.schema import PodAddition, call_if_asked
+from ddp_operator.api.parts import PodAddition, call_if_asked
 from ddp_operator.api.spec import Checkpoint
-from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
     VERSION,
@@ -36,12 +35,11 @@ def build_pod_template(
 ) -> dict[str, Any]:
     """Return ``Job.spec.template`` of an attempt."""
     pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
-    metadata = _build_metadata(job, attempt, job.spec.template.metadata or {})
+    metadata = build_pod_metadata(job, attempt, job.spec.template.metadata or {})
     pod["subdomain"] = child_names.service_name(job.name)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     additions = _list_additions(job, template, attempt)
     _add_metadata_and_fields(metadata, pod, additions)
-    add_scheduling(pod, job, attempt=attempt)
 
     if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
         avoid_nodes(pod, job.status.failed_nodes)
@@ -50,7 +48,7 @@ def build_pod_template(
     _build_trainer(trainer, job, template, additions, attempt=attempt, nodes=nodes, pod=pod)
     _add_volumes(pod, trainer, job, additions, launcher_digest)
     _add_init_containers(pod, additions)
-    _finish_pod(pod, job)
+    finish_pod(pod, job)
     return {"metadata": metadata, "spec": pod}
 
 
@@ -58,7 +56,7 @@ def _list_additions(job: DDPTrainingJob, template: ResolvedTemplate, attempt: in
     """Return what features add to the pod. Raises: InvalidManifest."""
     return [
         call_if_asked(part, job, partial(part.pod, job, template, attempt), PodAddition, PodAddition())
-        for part in job.schema.owned
+        for part in job.schema.parts
         if part.pod is not None
     ]
 
@@ -68,20 +66,10 @@ def _add_metadata_and_fields(metadata: dict[str, Any], pod: dict[str, Any], addi
         metadata["labels"] |= addition.labels
         metadata["annotations"] |= addition.annotations
         pod |= {name: copy.deepcopy(value) for name, value in addition.fields.items() if not pod.get(name)}
+        pod |= copy.deepcopy(dict(addition.replaced))
 
 
-def finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
-    """Return the template of a pod without ranks, which starts the launcher."""
-    [container] = pod["containers"]
-    path = _find_termination_path(container)
-    container["env"] = [*(container.get("env") or ()), {"name": constants.ENV_TERMINATION_LOG, "value": path}]
-    container["volumeMounts"].append(_launcher_mount())
-    pod["volumes"].append(_launcher_volume(launcher_digest))
-    _finish_pod(pod, job)
-    return {"metadata": _build_metadata(job, 0, job.spec.template.metadata or {}), "spec": pod}
-
-
-def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
+def build_pod_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pods' metadata. ``written``: the template's metadata."""
     metadata = copy.deepcopy(dict(written))
     own = child_names.child_labels(job.name, attempt)
@@ -99,7 +87,7 @@ def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any
     return metadata
 
 
-def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
+def finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
     """Set the fields that all pods of a job have."""
     pod["restartPolicy"] = "Never"
     if pod.get("hostNetwork") and pod.get("dnsPolicy") in (None, "ClusterFirst"):
@@ -132,15 +120,18 @@ def _check_own_variables(pod: Mapping[str, Any]) -> None:
                 raise InvalidManifest([FieldError("spec", message)])
 
 
-def _find_termination_path(container: Mapping[str, Any]) -> str:
+def find_termination_path(container: Mapping[str, Any]) -> str:
+    """Return where a container writes how it ends."""
     return container.get("terminationMessagePath") or "/dev/termination-log"
 
 
-def _launcher_mount() -> dict[str, Any]:
+def build_launcher_mount() -> dict[str, Any]:
+    """Return the mount of the launcher in a container."""
     return {"name": constants.LAUNCHER_VOLUME, "mountPath": constants.LAUNCHER_MOUNT_PATH, "readOnly": True}
 
 
-def _launcher_volume(digest: str) -> dict[str, Any]:
+def build_launcher_volume(digest: str) -> dict[str, Any]:
+    """Return the volume with the launcher of a digest."""
     config_map = {"name": child_names.launcher_config_map_name(digest), "defaultMode": 0o444}
     return {"name": constants.LAUNCHER_VOLUME, "configMap": config_map}
 
@@ -225,7 +216,7 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
     )
-    for part in job.schema.owned:
+    for part in job.schema.parts:
         if part.plan is not None:
             plan = call_if_asked(part, job, partial(part.plan, job, plan), PodPlan, plan)
     return plan
@@ -245,7 +236,7 @@ def _build_environment(
         constants.ENV_MASTER_PORT: str(spec.rendezvous.port),
         constants.ENV_METRICS_PORT: str(spec.metrics.port),
         constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
-        constants.ENV_TERMINATION_LOG: _find_termination_path(template.trainer),
+        constants.ENV_TERMINATION_LOG: find_termination_path(template.trainer),
         # Kubernetes expands $(NAME) and $$ in a variable's value.
         constants.ENV_LAUNCHER_CONFIG: encode_plan(plan).replace("$", "$$"),
     }
@@ -287,8 +278,8 @@ def _add_volumes(
     mounts = list(trainer.get("volumeMounts") or [])
     mounted = {mount["mountPath"].rstrip("/") for mount in mounts}
 
-    volumes.append(_launcher_volume(launcher_digest))
-    mounts.append(_launcher_mount())
+    volumes.append(build_launcher_volume(launcher_digest))
+    mounts.append(build_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
         size_limit = _size_shared_memory(job.spec.shared_memory, find_limits(pod, trainer).get("memory"))
@@ -320,7 +311,7 @@ def _size_shared_memory(written: str | None, limit: Any) -> str | None:
 
 def _add_init_containers(pod: dict[str, Any], additions: Sequence[PodAddition]) -> None:
     added = [
-        {**container, "volumeMounts": [*(container.get("volumeMounts") or ()), _launcher_mount()]}
+        {**container, "volumeMounts": [*(container.get("volumeMounts") or ()), build_launcher_mount()]}
         for addition in additions
         for container in addition.init_containers
     ]

@@ -8,6 +8,13 @@ from ddp_operator.api import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.manifests.children import omit_devices
+from ddp_operator.manifests.pod import (
+    build_launcher_mount,
+    build_launcher_volume,
+    build_pod_metadata,
+    find_termination_path,
+    finish_pod,
+)
 
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
@@ -71,3 +78,14 @@ def build_small_job_spec(template: Mapping[str, Any], pods: int) -> dict[str, An
         },
         "template": dict(template),
     }
+
+
+def finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
+    """Return the template of a pod without ranks, which starts the launcher."""
+    [container] = pod["containers"]
+    path = find_termination_path(container)
+    container["env"] = [*(container.get("env") or ()), {"name": constants.ENV_TERMINATION_LOG, "value": path}]
+    container["volumeMounts"].append(build_launcher_mount())
+    pod["volumes"].append(build_launcher_volume(launcher_digest))
+    finish_pod(pod, job)
+    return {"metadata": build_pod_metadata(job, 0, job.spec.template.metadata or {}), "spec": pod}

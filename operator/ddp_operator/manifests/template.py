@@ -14,7 +14,7 @@ from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, parse_quantity
-from ddp_operator.api.schema import Check, call_if_asked
+from ddp_operator.api.parts import Check, call_if_asked
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 
@@ -97,7 +97,7 @@ def check_url(path: str, url: str | None, remedy: str) -> Iterator[FieldError]:
 
 def check_owned_fields(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check the fields of features."""
-    for part in job.schema.owned:
+    for part in job.schema.parts:
         if part.check is not None:
             yield from call_if_asked(part, job, partial(_run_check, part.check, job, pod, trainer), list, [])
 

@@ -9,6 +9,9 @@ from ddp_operator.decide.kueue import line
 from ddp_operator.decide.views import Pods, PodView, is_taken_away
 from ddp_pod.contract.failure_table import OOM
 
+PROBE_REMEDY: Final = (
+    "correct or remove {field} of container {container} in spec.template: the kubelet kills the container when it fails"
+)
 SCHEDULER_EVENT: Final = "FailedScheduling"
 EXPLAINING_EVENTS: Final = (
     *("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", SCHEDULER_EVENT),

@@ -17,7 +17,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.texts import INVISIBLE
 from ddp_operator.decide.failures import Termination, complete_end
 from ddp_pod.contract.credentials import hide_credentials
-from ddp_pod.contract.failure_record import PodEnd
+from ddp_pod.contract.failure_record import RunEnd
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
     EXIT_CODES,
@@ -28,18 +28,23 @@ from ddp_pod.contract.failure_table import (
     USER_ERROR,
     judge_exit_code,
 )
-from ddp_pod.contract.failure_text import (
-    BROKEN_PYTHON,
-    BROKEN_PYTHON_REMEDY,
-    DISK_REMEDY,
-    EMPTY_DIR_REMEDY,
-    INIT_CONTAINER_REMEDY,
-    PROGRAM_REMEDY,
-    SENDER_REMEDY,
-    SHARED_MEMORY_REMEDY,
-)
+from ddp_pod.contract.failure_text import BROKEN_PYTHON, BROKEN_PYTHON_REMEDY, SENDER_REMEDY
 from ddp_pod.contract.records import read_record
 
+_PROGRAM_REMEDY: Final = (
+    "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
+    "spec.template (an image without python may have python3)"
+)
+_DISK_REMEDY: Final = (
+    "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
+)
+_EMPTY_DIR_REMEDY: Final = (
+    "raise sizeLimit of the emptyDir {volume} in spec.template (it is {limit}), write less to it, or use a claim"
+)
+_SHARED_MEMORY_REMEDY: Final = (
+    "raise spec.sharedMemory (it is {limit}) and the container memory limit, or use fewer DataLoader workers"
+)
+_INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
 # Escape sequences; invisible characters; pictures, and characters that are not assigned.
 _NOT_PLAIN: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
@@ -90,7 +95,7 @@ def parse_termination(
     message = decode_object(text, _MAX_MESSAGE)
     has_message = message is not None and "version" in message
     report = (
-        read_record(PodEnd, message, sanitize_text)
+        read_record(RunEnd, message, sanitize_text)
         if has_message
         else _read_plain_text(exit_code, reason, text, is_log=evidence.has_container)
     )
@@ -98,15 +103,17 @@ def parse_termination(
     if has_message and exit_code in _KILLED and reason != _OOM_KILLED and decided in EXIT_CODES:
         exit_code = decided  # the launcher was about to exit with it when the pod was deleted
     end = complete_end(report, exit_code, finished_at)
+    if message is not None and has_message:
+        end = dataclasses.replace(end, members=message)
     return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
 
 
-def _read_plain_text(exit_code: int, reason: str, text: str, *, is_log: bool) -> PodEnd:
+def _read_plain_text(exit_code: int, reason: str, text: str, *, is_log: bool) -> RunEnd:
     """Return the end of a pod whose message is plain text: the kubelet's fallback is the end of the log."""
     by_code = judge_exit_code(exit_code)
     tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
     is_killed = is_log and 128 < exit_code <= 128 + signal.NSIG  # then the log has no reason
-    return PodEnd(
+    return RunEnd(
         category=by_code.category,
         exit_code=exit_code,
         message=(not is_killed and tail.rpartition("\n")[2].strip()) or _describe_exit(exit_code, reason),
@@ -126,7 +133,7 @@ def _add_kubelet_evidence(
         end = dataclasses.replace(end, category=KILLED.name, message=message, remedy=SENDER_REMEDY)
     program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
     if program:
-        remedy = sanitize_text(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
+        remedy = sanitize_text(_PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
         end = dataclasses.replace(end, category=USER_ERROR.name, permanent=True, remedy=remedy)
     is_launcher = not evidence.init_container and end.container_exit_code < 128
     broken = BROKEN_PYTHON.search(text) if is_launcher else None
@@ -141,7 +148,7 @@ def _add_kubelet_evidence(
     if evidence.init_container:
         # The Job has no backoffLimit, so the Job controller would restart the pod forever.
         permanent = end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR
-        remedy = INIT_CONTAINER_REMEDY.format(pod=evidence.pod, container=evidence.init_container)
+        remedy = _INIT_CONTAINER_REMEDY.format(pod=evidence.pod, container=evidence.init_container)
         end = dataclasses.replace(end, container=evidence.init_container, permanent=permanent, remedy=remedy)
     if evidence.eviction and end.container_exit_code != constants.EXIT_OK:
         remedy = _advise_on_eviction(evidence.eviction)
@@ -169,10 +176,10 @@ def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:
 def _advise_on_eviction(message: str) -> str:
     volume = _FULL_VOLUME.search(message)
     if volume is None:
-        return DISK_REMEDY if "ephemeral" in message else ""
+        return _DISK_REMEDY if "ephemeral" in message else ""
     if volume["name"] == constants.SHM_VOLUME:
-        return SHARED_MEMORY_REMEDY.format(limit=volume["limit"])
-    return EMPTY_DIR_REMEDY.format(volume=volume["name"], limit=volume["limit"])
+        return _SHARED_MEMORY_REMEDY.format(limit=volume["limit"])
+    return _EMPTY_DIR_REMEDY.format(volume=volume["name"], limit=volume["limit"])
 
 
 def decode_object(data: str | bytes, limit: int) -> dict[str, Any] | None:

@@ -1,14 +1,29 @@
-"""What a pass gives a feature that acts or that observes pods."""
+"""What a pass asks features for, and what it gives those that act or observe pods.
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+``decide/hooks`` knows the features: it calls them, checks what they return, and contains their faults. Without features
+a pass has ``NO_FEATURES``.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final, Protocol
 
-from ddp_operator.api.cluster import Cluster, Object
+from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.decide.hooks import JobHooks
+from ddp_operator.api.parts import NO_PARTS, SpecSchema
+from ddp_operator.api.status import Status
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Outcome
+from ddp_operator.decide.state import (
+    Children,
+    FeatureAction,
+    Observation,
+    Outcome,
+    PassHooks,
+    Refusal,
+    Suspicion,
+    Trouble,
+)
 from ddp_operator.decide.views import PodView
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.reconcile.turns import Turns
@@ -29,6 +44,15 @@ class ActionContext:
     create_job: Callable[[Object, ResolvedTemplate], Awaitable[Outcome]]
 
 
+@dataclass(slots=True)
+class NodeReadings:
+    """What was read of a job's nodes when it was due last. ``next_index``: of the first node to read next."""
+
+    time: datetime | None = None
+    next_index: int = 0
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class PodPages:
     """What a feature may read of a job's pods in a pass.
@@ -47,4 +71,85 @@ class PodPages:
     cluster: Cluster
     turns: Turns
     waiting_jobs: int
-    hooks: JobHooks
+    hooks: "ReconcileHooks"
+
+
+class ReconcileHooks(PassHooks, Protocol):
+    """What features add to one pass over a job: here nothing."""
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """What hooks have raised, by the name of the feature."""
+        return {}
+
+    async def check_start(self, cluster: Cluster) -> Refusal | None:
+        """Return why a job that has not started must not start now; None: it may. Raises: Refused, ClusterError."""
+        return None
+
+    async def observe_pods(
+        self, pages: PodPages, before: Mapping[str, object], *, is_due: bool = True
+    ) -> Mapping[str, object]:
+        """Return what features observe of the pods, by their names. ``before``: the same of the last pass.
+
+        ``is_due``: whether the report of pod 0 is. Raises: ClusterError.
+        """
+        return {}
+
+    async def watch_nodes(self, pages: PodPages, readings: NodeReadings) -> Mapping[str, Trouble] | None:
+        """Return what is wrong with the nodes of the pods, by node; None: no feature judges nodes.
+
+        ``readings``: those before, which this one updates.
+        """
+        return None
+
+    def list_departures(self, key: Key) -> Mapping[str, str]:
+        """Return who requests that pods leave their nodes, and why, by the name of the pod."""
+        return {}
+
+    def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
+        """Return the pods of the job that may be lost with their nodes, by the UID of the pod."""
+        return {}
+
+    def list_returned_nodes(self) -> frozenset[str]:
+        """Return the lost nodes, of any job, that are ready again."""
+        return frozenset()
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
+        """Let a feature carry out its action. Raises: Refused, ClusterError."""
+        return None
+
+
+class FeatureHooks(Protocol):
+    """What features add to all passes: here nothing."""
+
+    @property
+    def schema(self) -> SpecSchema:
+        """The fields of the kernel and of the features."""
+        return NO_PARTS
+
+    def observe(self, job: DDPTrainingJob, faults: MutableMapping[tuple[str, str], str]) -> ReconcileHooks:
+        """Return what they add to one pass over a job. ``faults``: of its former passes, which this one updates."""
+        return _NoReconcileHooks()
+
+    def extend(self, key: Key, status: Status, now: datetime) -> Status:
+        """Return a status that is being written with what they add at each write."""
+        return status
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Take note that a status was written."""
+        return
+
+    def forget(self, key: Key) -> None:
+        """Drop a job that has ended or was deleted."""
+        return
+
+
+class _NoReconcileHooks(ReconcileHooks):
+    pass
+
+
+class _NoFeatures(FeatureHooks):
+    pass
+
+
+NO_FEATURES: Final = _NoFeatures()

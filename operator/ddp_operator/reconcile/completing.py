@@ -3,21 +3,24 @@
 The kernel handles complete specs only. This is above it: a pass begins once the values are in the status.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api.cluster import Object, Snapshot
+from ddp_operator.api.cluster import Cluster, Object, Snapshot
 from ddp_operator.api.completion import complete_job, names_values
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Guard, Service, name_fault
+from ddp_operator.decide.hooks import Guard, Hooks, Service, name_fault
 from ddp_operator.decide.state import AT_ONCE, Refusal
-from ddp_operator.reconcile.reconciler import CurrentPass, PassEnd, Reconciler
+from ddp_operator.reconcile.reconciler import CurrentPass, Follow, PassEnd, Reconciler
+from ddp_operator.reconcile.turns import Turns
 
 SECONDS_TO_COMPLETE: Final = 60.0
 """Limit of a hook that reads what completes a job's spec."""
@@ -40,6 +43,21 @@ class CompletingService(Service):
 class CompletingReconciler(Reconciler):
     """A reconciler whose features complete specs."""
 
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        turns: Turns,
+        hooks: Hooks,
+        clock: Callable[[], datetime] = utc_now,
+        progress_interval: float = 10.0,
+        followers: Sequence[Follow] = (),
+    ) -> None:
+        super().__init__(
+            cluster, turns=turns, clock=clock, progress_interval=progress_interval, hooks=hooks, followers=followers
+        )
+        self._features = hooks
+
     async def _prepare(self, current: CurrentPass) -> DDPTrainingJob | PassEnd:
         """Return the typed job, completed by its profile. Raises: as ``_run_pass``."""
         profile = await self._settle_profile(current)
@@ -53,7 +71,7 @@ class CompletingReconciler(Reconciler):
 
     def _parse(self, resource: Object, profile: Profile | None) -> DDPTrainingJob:
         """Return the typed job. Raises: InvalidManifest."""
-        return complete_job(resource, profile, self._hooks.schema)
+        return complete_job(resource, profile, self._features.schema)
 
     async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
         """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
@@ -74,8 +92,8 @@ class CompletingReconciler(Reconciler):
         A started job keeps the copy in its status, so a fault concerns the others. Raises: ClusterError.
         """
         status = parse_status(current.resource)
-        is_settled = status.profile is not None or not names_values(self._hooks.schema, current.resource.get("spec"))
-        for name, service in self._hooks.services.items():
+        is_settled = status.profile is not None or not names_values(self._features.schema, current.resource.get("spec"))
+        for name, service in self._features.services.items():
             if not isinstance(service, CompletingService) or not service.completes:
                 continue
             if status.attempt and is_settled:

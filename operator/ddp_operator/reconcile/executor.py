@@ -26,15 +26,12 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
 from ddp_operator.decide.avoidance import list_returned_nodes
 from ddp_operator.decide.conditions import is_finished
-from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import (
-    exclusive_claim,
     explain_conflict,
     explain_difference,
     explain_launcher_conflict,
     explain_secret_conflict,
     is_owned,
-    refuse_second,
 )
 from ddp_operator.decide.state import (
     Action,
@@ -63,7 +60,7 @@ from ddp_operator.manifests.children import (
     raise_requests,
 )
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
-from ddp_operator.reconcile.acting import ActionContext
+from ddp_operator.reconcile.acting import ActionContext, FeatureHooks
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.observer import Memory
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
@@ -83,7 +80,7 @@ Manifest = Mapping[str, Any]
 class Executor:
     """Executes decisions on one cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, hooks: Hooks) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, hooks: FeatureHooks) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns = turns
@@ -96,8 +93,8 @@ class Executor:
     async def check(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Refusal | None:
         """Return the reason why the spec is not acceptable, or None.
 
-        Before attempt 1 this includes other jobs on the same claim, and a dry run of the children unless the first Job
-        itself is the test (``_creates_job_first``). Raises: Conflict, ClusterError.
+        Before attempt 1 this includes what features refuse, and a dry run of the children unless the first Job itself
+        is the test (``_creates_job_first``). Raises: Conflict, ClusterError.
         """
         memory.built = None
         generation = (job.uid, job.generation)
@@ -117,12 +114,9 @@ class Executor:
         if job.status.attempt > 0:
             return None
 
-        claim = exclusive_claim(job)
-        if claim is not None:
-            resources = await self._cluster.resources_on_claim(job.namespace, claim)
-            refusal = refuse_second(job, claim, resources)
-            if refusal is not None:
-                return refusal
+        refusal = await self._hooks.observe(job, memory.faults).check_start(self._cluster)
+        if refusal is not None:
+            return refusal
         if not _creates_job_first(job, children):
             outcome = await self._catch_refusal(memory, self._dry_run(job, children, memory))
             if isinstance(outcome, Refusal):

@@ -25,16 +25,14 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
 from ddp_operator.decide.failures import Termination
-from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
-from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation, Trouble
+from ddp_operator.decide.state import Causes, Children, KnownEnds, Observation
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.objects import view_children, view_node
-from ddp_operator.reading.pages import RateMeter, decode_report
-from ddp_operator.reconcile.acting import PodPages
+from ddp_operator.reading.pages import decode_report
+from ddp_operator.reconcile.acting import FeatureHooks, NodeReadings, PodPages, ReconcileHooks
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -66,7 +64,6 @@ class Memory:
     """Number of ended pods of the attempt at the last pass."""
     page_lost: datetime | None = None
     """Time since which the page of pod 0 has not responded."""
-    meter: RateMeter = field(default_factory=RateMeter)
     page_budget: PageBudget = field(default_factory=PageBudget)
     """Budget for the pages of all pods except pod 0."""
     observed: Mapping[str, object] = field(default_factory=dict)
@@ -93,11 +90,8 @@ class Memory:
     """Time since which the current attempt may have children without labels, which no watch delivers."""
     labels_restored: datetime | None = None
     """Time of the last search for such children."""
-    nodes_watched: datetime | None = None
-    next_node: int = 0
-    """Index in the job's nodes of the first node to read next."""
-    troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    faults: Faults = field(default_factory=dict)
+    nodes: NodeReadings = field(default_factory=NodeReadings)
+    faults: dict[tuple[str, str], str] = field(default_factory=dict)
     """Of the hooks of features."""
     orphaned_since: datetime | None = None
     """Time since which pods without a Job exist that are not being deleted."""
@@ -139,7 +133,12 @@ class Observer:
     """Observes one resource at a time. It counts those whose pods do not all run."""
 
     def __init__(
-        self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float, hooks: Hooks
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        turns: Turns,
+        progress_interval: float,
+        hooks: FeatureHooks,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -164,8 +163,8 @@ class Observer:
         page = reading.page
         failures = await self._read_failures(job, children, page, memory)
         self._note_waiting(key, job, children)
+        pages = self._build_pages(job, children, page, memory, hooks)
         if not is_finished(job.status):
-            pages = self._build_pages(job, children, page, memory, hooks)
             memory.observed = await hooks.observe_pods(pages, memory.observed, is_due=reading.is_due)
 
         # The garbage collector should delete pods without a Job.
@@ -181,8 +180,7 @@ class Observer:
             page_requested=reading.is_requested,
             page_lost_since=memory.page_lost,
             nodes=await self._read_nodes(job, children),
-            troubles=await self._watch_nodes(job, children, memory, hooks),
-            reads_nodes=hooks.reads_nodes(),
+            troubles=await hooks.watch_nodes(pages, memory.nodes),
             departures=hooks.list_departures(key),
             suspicions=hooks.list_suspicions(key),
             returned_nodes=hooks.list_returned_nodes(),
@@ -191,7 +189,7 @@ class Observer:
             failures_in_place=failures,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
-            faults=hooks.guard.describe(),
+            faults=hooks.faults,
         )
         shared = _find_shared(job, snapshot, observation, {*job.status.operator_state.children, *memory.children})
         return replace(
@@ -210,7 +208,7 @@ class Observer:
         (self._waiting.add if is_waiting else self._waiting.discard)(key)
 
     def _build_pages(
-        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory, hooks: JobHooks
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory, hooks: ReconcileHooks
     ) -> PodPages:
         return PodPages(
             job,
@@ -271,9 +269,6 @@ class Observer:
         if not job.holds_pods:
             page = replace(page, dev=None)
         memory.page_lost = None
-        process = pod_zero.uid, page.restarts
-        with contain("rates", str(job)):
-            page = replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
         return PageReading(is_due=True, is_requested=True, page=page)
 
     async def _read_pages(
@@ -309,26 +304,6 @@ class Observer:
             with suppress(Refused), contain("Node", name):
                 nodes[name] = view_node(await self._cluster.node(name))
         return nodes
-
-    async def _watch_nodes(
-        self, job: DDPTrainingJob, children: Children, memory: Memory, hooks: JobHooks
-    ) -> Mapping[str, Trouble]:
-        """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
-        used = list_nodes_in_use(job, children) if hooks.reads_nodes() else ()
-        now = self._clock()
-        troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}
-        if used and is_due(memory.nodes_watched, now, LOOK_SECONDS):
-            memory.nodes_watched = now
-            start = memory.next_node % len(used)
-            memory.next_node = start + MOST_NODES
-            for name in (*used[start:], *used[:start])[:MOST_NODES]:
-                with suppress(Refused, ClusterError), contain("Node", name):
-                    trouble = hooks.judge_node(await self._cluster.node(name))
-                    troubles.pop(name, None)
-                    if trouble is not None:
-                        troubles[name] = trouble
-        memory.troubles = troubles
-        return troubles
 
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

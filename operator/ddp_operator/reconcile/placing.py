@@ -187,6 +187,6 @@ class PlacingReconciler(CompletingReconciler):
         return await self._reconcile_job(current, admitted, partial(placement.report_pass, admitted))
 
     def _build_hooks(self, current: CurrentPass) -> PlacementHooks:
-        conditions = self._hooks.conditions
+        conditions = self._features.conditions
         context = PlacementContext(current.key, current.resource, self._cluster, self._turns, self._clock, conditions)
-        return PlacementHooks(self._hooks, context, current.memory.faults)
+        return PlacementHooks(self._features, context, current.memory.faults)

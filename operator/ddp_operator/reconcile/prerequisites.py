@@ -13,11 +13,6 @@ def refuse_write(error: Refused) -> Refusal:
     return Refusal(c.FORBIDDEN, error.message)
 
 
-def refuse_read(subject: str, error: Refused, remedy: str) -> Refusal:
-    """Return the refusal of a job that names an object which the operator may not read."""
-    return Refusal(c.FORBIDDEN, f"{subject}: {error.message}; {remedy}")
-
-
 def refuse_failing_server(error: ServerError) -> Refusal:
     """Return the refusal of a job whose child the API server repeatedly fails to create."""
     return Refusal(c.SERVER_ERROR, f"the API server fails to create {error.message}")

@@ -26,7 +26,6 @@ from ddp_operator.api.stored_fields import describe_left_out, read_status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import (
     describe_refused_status,
     report_refused,
@@ -36,6 +35,7 @@ from ddp_operator.decide.refusals import (
 )
 from ddp_operator.decide.state import Decision, Observation, Refusal
 from ddp_operator.decide.writes import is_minor_change
+from ddp_operator.reconcile.acting import NO_FEATURES, FeatureHooks
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children
@@ -103,14 +103,14 @@ class Reconciler:
         turns: Turns,
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
-        hooks: Hooks | None = None,
+        hooks: FeatureHooks = NO_FEATURES,
         followers: Sequence[Follow] = (),
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
         self._turns = turns
-        self._hooks = hooks or Hooks()
+        self._hooks = hooks
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)
         self._followers = followers

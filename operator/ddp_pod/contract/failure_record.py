@@ -1,6 +1,6 @@
 """The record of a failure, from the pod, which writes it, to the operator, which reads it.
 
-A termination message is a ``PodEnd`` as JSON (docs/pod-contract.md). The operator reads it in
+A termination message is a ``pod_end.PodEnd`` as JSON (docs/pod-contract.md). The operator reads it in
 ``ddp_operator.reading.terminations``, where nothing in it is trusted.
 """
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from .failure_table import CATEGORIES, Outcome
-from .group_facts import GroupFacts
 from .names import EXIT_OK
 from .progress import RankProgress, Uploads
 from .records import choice, items, number, text
@@ -17,7 +16,7 @@ from .records import choice, items, number, text
 TYPE_LIMIT: Final = 200
 """Characters kept of an exception's type and of a signature."""
 _TEXT_LIMIT: Final = 2048
-_MOST_STEPS: Final = 2**53 - 1  # the largest integer that JSON readers keep (RFC 8259, section 6)
+MOST_STEPS: Final = 2**53 - 1  # the largest integer that JSON readers keep (RFC 8259, section 6)
 _LAST_TIME: Final = 4e9  # the year 2096
 
 # What a failure was derived from.
@@ -57,7 +56,7 @@ class Failure:
     """How often the workers were restarted in the same pod."""
     signature: str = text(TYPE_LIMIT)
     """What all repetitions of a failure of the script share; empty where the failure is not the script's."""
-    step: float | None = number(_MOST_STEPS)
+    step: float | None = number(MOST_STEPS)
     repeated: bool = False
     """Whether this pod had failed in the same way before, without progress in between."""
     evidence: str = choice(EVIDENCE, EVIDENCE_ERROR)
@@ -73,8 +72,8 @@ class RankEnd:
     """How a rank ended that exited with 0 and may not have completed its training."""
 
     rank: int = number(default=0)
-    step: float | None = number(_MOST_STEPS)
-    total: float | None = number(_MOST_STEPS)
+    step: float | None = number(MOST_STEPS)
+    total: float | None = number(MOST_STEPS)
     """The number of steps that the script stated, if the rank ended short of it."""
     exception: str = text(RANK_END_TEXT)
     """The exception of the traceback in the last lines of its output."""
@@ -91,31 +90,13 @@ class RankEnd:
 
 
 @dataclass(frozen=True)
-class InputReport:
-    """The state of one of spec.inputs in the pod that fetches it."""
-
-    name: str = text()
-    phase: str = choice(("Pending", "Fetching", "Fetched", "Failed"), "Pending")
-    bytes: int = number(_MOST_STEPS, default=0)
-    total_bytes: int | None = number(_MOST_STEPS)
-    etag: str = text()
-    checksum: str = text()
-    reason: str = text()
-    message: str = text()
-
-
-@dataclass(frozen=True)
-class PodEnd(Failure):
-    """The end of a pod: its failure, and what else its last report contains."""
+class RunEnd(Failure):
+    """The end of a pod: its failure, and what else decisions read in its last report."""
 
     progress: RankProgress | None = None
     """Of the lowest rank."""
     uploads: Uploads | None = None
     """Only of a pod that uploads checkpoints."""
-    groups: GroupFacts | None = None
-    """Only of a pod that succeeded: whether the ranks formed one process group."""
-    inputs: tuple[InputReport, ...] = ()
-    """Only of a pod that fetches inputs."""
     last_failure: Failure | None = None
     """Only of a pod that succeeded: the failure before the last restart of its workers, as in its report."""
     awaited: Failure | None = None

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ..base.files import log
 from ..base.pod import Pod
-from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, PodEnd, RankEnd
+from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, RankEnd
 from ..contract.failure_table import EXIT_CODES, NETWORK
 from ..contract.failure_text import format_failure
 from ..contract.group_facts import GroupFacts
@@ -21,6 +21,7 @@ from ..contract.names import (
     EXIT_USER_ERROR,
     TERMINATION_MESSAGE_LIMIT,
 )
+from ..contract.pod_end import PodEnd
 from ..contract.progress import Uploads
 from ..contract.records import to_json
 from ..progress.rank_progress import RankReader, complete_progress

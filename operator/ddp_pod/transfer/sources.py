@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from ..contract.credentials import hide_credentials
-from ..contract.failure_record import InputReport
+from ..contract.pod_end import InputReport
 
 STALL_SECONDS = 60.0
 """A connection that receives nothing for this long is closed; the whole download has no limit."""

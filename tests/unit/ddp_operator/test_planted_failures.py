@@ -102,7 +102,7 @@ COUNTS = {
                 child_pod(0, "Failed", code=86, message=VICTIM),
                 failed_pod(1, "UserError", code=81, message="KeyError: 10", restarts=0),
             ),
-            get="Failed UserError 1 steps/s 0",
+            get="Failed UserError 0",
             describe=("KeyError: 10",),
             why=("KeyError: 10",),
             never=("in the same pods",),

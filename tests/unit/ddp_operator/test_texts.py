@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddp_operator.api.texts import format_duration, format_more_pods
+from ddp_operator.api.display_texts import format_duration
+from ddp_operator.api.texts import format_more_pods
 
 
 @pytest.mark.parametrize(

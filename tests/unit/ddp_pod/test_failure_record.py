@@ -15,7 +15,8 @@ from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.terminations import parse_termination
-from ddp_pod.contract.failure_record import Failure, PodEnd
+from ddp_pod.contract.failure_record import Failure
+from ddp_pod.contract.pod_end import PodEnd
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.failures.agent_failure import AgentEnd

@@ -23,7 +23,6 @@ from ddp_pod.contract.failure_record import (
     RankEnd,
 )
 from ddp_pod.contract.failure_table import OOM, PREEMPTED, Outcome
-from ddp_pod.contract.failure_text import SHARED_MEMORY_REMEDY
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.contract.plan import CodeConfig, WatchdogConfig
 from ddp_pod.contract.processes import count_oom_kills
@@ -793,8 +792,6 @@ def test_remedy_repeats_what_an_unknown_message_advises(text: str, advice: str) 
     assert remedy == expected
 
 
-@pytest.mark.parametrize(
-    "remedy", [OOM.remedy, SHARED_MEMORY_REMEDY, crashes.SHARED_MEMORY_REMEDY, HELPER.remedy], ids=range(4)
-)
+@pytest.mark.parametrize("remedy", [OOM.remedy, crashes.SHARED_MEMORY_REMEDY, HELPER.remedy], ids=range(3))
 def test_remedy_tells_the_memory_limit_of_the_container_from_a_gpus(remedy: str) -> None:
     assert re.search(r"container memory limit|memory limit of the trainer container", remedy)

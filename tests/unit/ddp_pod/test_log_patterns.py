@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.decide.report import build_progress
+from ddp_operator.decide.pace import build_paced_progress
 from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
 from ddp_pod.contract.series import SERIES
@@ -68,7 +68,7 @@ def test_groups_become_progress_of_status() -> None:
         r"val_acc (?P<valAccuracy>\S+) val_loss (?P<valLoss>\S+)",
     )
     assert seen.feed(b"epoch 2/10 step 1,500/6,000 loss=0.25 812.5 img/s\nval_acc 0.91 val_loss 0.3\n", NOW)
-    status = build_progress(seen.build(0))
+    status = build_paced_progress(seen.build(0))
     assert status is not None
     assert (status.epoch, status.epochs, status.step, status.total_steps) == (2, 10, 1500, 6000)
     assert (status.percent, status.loss, status.samples_per_second) == ("25.0%", "0.25", "812.5")
@@ -137,14 +137,14 @@ def test_steps_of_epoch_become_steps_of_run(
     seen = progress(r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))?: (?P<step>\d+)/(?P<totalSteps>\d+)")
     for step in (1, 30, 60):
         seen.feed(f"epoch {first}{epochs}: {step}/60\n".encode(), NOW)
-        status = build_progress(seen.build(0))
+        status = build_paced_progress(seen.build(0))
         assert status is not None
         assert status.step == step
         assert status.percent != "100.0%"
         if not epochs:  # it may be the end of the run or of an epoch
             assert (status.total_steps, status.percent) == (None, None)
     seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
-    status = build_progress(seen.build(0))
+    status = build_paced_progress(seen.build(0))
     assert status is not None
     assert (status.step, status.total_steps, status.percent) == expected
     assert (status.epoch, values(seen)["steps"]) == (first + 1, 1 + 59 + 1)
@@ -155,7 +155,7 @@ def test_steps_of_epoch_become_steps_of_run(
 
 def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | None]:
     seen.feed(f"{line}\n".encode(), NOW)
-    status = build_progress(seen.build(0))
+    status = build_paced_progress(seen.build(0))
     assert status is not None
     return status.step, status.total_steps, status.percent
 

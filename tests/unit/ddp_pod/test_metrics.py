@@ -20,7 +20,8 @@ from ddp_pod.base.files import write_json
 from ddp_pod.contract import series
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import to_json
-from ddp_pod.contract.report import MemoryCopies, PodReport, PreflightResult, Stall, StalledRank, TrackedRun
+from ddp_pod.contract.report import MemoryCopies, PodReport, PreflightResult, TrackedRun
+from ddp_pod.contract.run_report import Stall, StalledRank
 from ddp_pod.contract.series import SERIES
 from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.prometheus import format_page, merge_pages, read_script_page

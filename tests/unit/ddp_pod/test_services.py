@@ -12,7 +12,8 @@ from ddp_pod.base.service import Answer, Conclusion, Ending, Service
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.group_facts import DIFFERENT, TOGETHER, GroupFacts
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.report import Stall, TrackedRun
+from ddp_pod.contract.report import TrackedRun
+from ddp_pod.contract.run_report import Stall
 from ddp_pod.supervise import services as module
 from ddp_pod.supervise.services import Services
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
-from ddp_operator.api import constants
+from ddp_operator.api import code_paths, constants
 from ddp_operator.api.code_source import CLAIM, CONFIG_MAP, describe_revision, split_source
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
@@ -89,7 +89,7 @@ class PackedCode:
             "kind": "ConfigMap",
             "metadata": {"name": code_config_map_name(self.archive.digest), "namespace": namespace, "labels": labels},
             "immutable": True,
-            "binaryData": {constants.CODE_FILE: base64.b64encode(self.archive.data).decode()},
+            "binaryData": {code_paths.CODE_FILE: base64.b64encode(self.archive.data).decode()},
         }
 
 

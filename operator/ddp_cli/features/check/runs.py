@@ -22,10 +22,11 @@ from ddp_cli.features.check.recordings import Recording, read_idle, read_recordi
 from ddp_cli.features.check.run_process import RunHost, RunOrder, RunProcess
 from ddp_cli.features.check.watch import Watch
 from ddp_cli.local.machine import ENV_PYTHON, choose_python
+from ddp_operator.api.display_texts import SLOW_REMEDY
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Condition
-from ddp_operator.api.texts import SLOW_REMEDY
-from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
+from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, find_obstacle
+from ddp_operator.decide.doubts import WAITING_FOR_GROUP
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import (

@@ -20,7 +20,7 @@ from ddp_cli.features.dev.rerun import CannotPackAgain, pack_again, watch_files
 from ddp_cli.features.dev.run_lines import DevLogs
 from ddp_cli.view.display import View, can_redraw, choose_display
 from ddp_cli.view.failures import sentence
-from ddp_operator.api.texts import format_duration
+from ddp_operator.api.display_texts import format_duration
 from ddp_pod.contract.failure_text import format_failure
 from ddp_pod.features.dev.contract import Event, Order
 

@@ -29,7 +29,7 @@ from ddp_operator.reading.events import read_event_time
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from ddp_pod.contract.series import (
     FIELDS,
     METRIC_COMPUTE_SECONDS,

@@ -12,6 +12,7 @@ from ddp_cli.features.ui.run import PodFacts, RecordedRun
 from ddp_cli.features.ui.timeline import Bar, list_bars
 from ddp_cli.local.folder import choose_rate
 from ddp_cli.view.why import Note, Why, explain_straggler, has_diverged
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import (
     ENDED_PHASES,
     STRAGGLER_RATIO,
@@ -19,9 +20,8 @@ from ddp_operator.api.status import (
     Status,
     Straggler,
 )
-from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.decide.report import read_rate
+from ddp_operator.decide.pace import read_rate
 from ddp_pod.contract.names import STALLED_STATES
 
 _YAML_CHARACTERS: Final = 256 << 10

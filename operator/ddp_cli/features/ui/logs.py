@@ -20,7 +20,8 @@ from ddp_cli.client.logs import Line, LogPod, LogSource, PodLogs, RunLogs, split
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.log_times import find_time, read_notes
 from ddp_cli.view.terminal import make_printable
-from ddp_operator.api.kubeobjects import format_micro_time, utc_now
+from ddp_operator.api.display_texts import format_micro_time
+from ddp_operator.api.kubeobjects import utc_now
 
 WINDOW_LINES: Final = 400
 _CHUNK: Final = 256 << 10

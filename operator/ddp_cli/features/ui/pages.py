@@ -23,9 +23,11 @@ from ddp_operator.api.status import Restarts, Status
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end
 from ddp_operator.decide.held_runs import record_run
-from ddp_operator.decide.report import Page, build_progress, drop_pace
+from ddp_operator.decide.pace import build_paced_progress, drop_pace
+from ddp_operator.decide.report import Page
 from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
+from ddp_pod.contract.run_report import RunReport
 
 
 def build_job_report(job: Job, prometheus: str | None, run: int | None) -> str:
@@ -94,7 +96,7 @@ def select_run(
 
 def _restore(status: Status, report: PodReport) -> Status:
     """Return the status as it was at the end of a former run."""
-    page = Page(**vars(report))
+    page = Page(**{field.name: getattr(report, field.name) for field in dataclasses.fields(RunReport)})
     failure = report.dev.failure if report.dev is not None else None
     last_failure = None
     if failure is not None:
@@ -107,7 +109,7 @@ def _restore(status: Status, report: PodReport) -> Status:
         phase="Held",
         start_time=begun.dev.start_time,
         completion_time=begun.dev.completion_time,
-        progress=drop_pace(build_progress(page.progress)),
+        progress=drop_pace(build_paced_progress(page.progress)),
         points=(),
         restarts=Restarts(all=report.restarts, in_place=report.restarts),
         last_restart=None,

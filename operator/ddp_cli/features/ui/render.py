@@ -19,9 +19,9 @@ from ddp_cli.features.ui.logs import LogPiece
 from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.view.terminal import make_printable
 from ddp_operator._version import __version__
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.api.texts import format_duration
 
 STATIC: Final = Path(__file__).parent / "static"
 SCRIPTS: Final = ("uPlot.iife.min.js", "idiomorph.min.js", "page.js", "charts.js")

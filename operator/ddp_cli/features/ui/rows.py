@@ -18,6 +18,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.status import ENDED_PHASES, Condition, Progress, QueueStatus, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 
 _NEWS: Final = timedelta(days=1)
 """A job that failed longer ago does not need a person any more."""
@@ -92,7 +93,7 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
     if why.reason == c.INTERRUPTED or phase in ("Failed", "Rejected", "Unknown"):
         return State(c.INTERRUPTED if why.reason == c.INTERRUPTED else phase, "bad")
     if phase == "Succeeded":
-        return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
+        return State("Doubtful", "warn") if doubts.find_doubts(status) else State(phase, "good")
     if attention is Attention.NEEDS_YOU:
         word = (
             "Blocked" if _find_stop(status) is not None else "Diverged" if has_diverged(status.progress) else "At risk"
@@ -117,7 +118,7 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
     """Return what a job asks of a person: this decides what stands on top, and what the pages emphasize."""
     phase = why.phase
     if phase == "Succeeded":
-        return Attention.NEEDS_YOU if c.find_doubts(status) and _is_news(status, now) else Attention.ENDED
+        return Attention.NEEDS_YOU if doubts.find_doubts(status) and _is_news(status, now) else Attention.ENDED
     if phase in ("Failed", "Rejected"):
         return Attention.NEEDS_YOU if _is_news(status, now) else Attention.ENDED
     if phase == "Suspended":
@@ -169,7 +170,7 @@ def _fill(row: Row, run: RecordedRun, why: Why, now: datetime) -> Row:
         state=name_state(status, why, attention),
         attention=attention,
         reason=describe_state(status, why, attention, now),
-        percent=100.0 if why.phase == "Succeeded" and not c.find_doubts(status) else read_percent(progress),
+        percent=100.0 if why.phase == "Succeeded" and not doubts.find_doubts(status) else read_percent(progress),
         progress=progress,
         restarts=status.restarts.all,
         gpus="" if status.phase in ENDED_PHASES else held or _count_gpus(run.resource),

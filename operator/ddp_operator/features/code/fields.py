@@ -6,12 +6,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from ddp_operator.api import constants
+from ddp_operator.api import code_paths, constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.code_source import CLAIM, CONFIG_MAP, IMAGE, describe_revision, split_source
 from ddp_operator.api.former import TEXT, FormerField
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_pod.contract.plan import CodeConfig, PodPlan
 
@@ -57,7 +58,7 @@ class Code(SpecFields, frozen=True, kw_only=True):
     @property
     def folder(self) -> str:
         """The path of the folder in the pods."""
-        return (self.mount_path or constants.CODE_FOLDER).rstrip("/")
+        return (self.mount_path or code_paths.CODE_FOLDER).rstrip("/")
 
 
 class CodeFields(SpecFields, frozen=True, kw_only=True):
@@ -72,11 +73,11 @@ def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
     if code is None:
         return plan
     config = CodeConfig(
-        archive=f"{constants.CODE_MOUNT_PATH}/{split_source(code.source).path}",
+        archive=f"{code_paths.CODE_MOUNT_PATH}/{split_source(code.source).path}",
         digest=code.digest,
         folder=code.folder,
         requirements=code.pip,
-        packages=constants.PACKAGES_MOUNT_PATH,
+        packages=code_paths.PACKAGES_MOUNT_PATH,
     )
     return replace(plan, code=config)
 
@@ -103,10 +104,10 @@ def _list_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
         archive = {"persistentVolumeClaim": {"claimName": name}}
     elif kind == IMAGE:
         archive = {"image": {"reference": name, "pullPolicy": "IfNotPresent"}}
-    yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
+    yield constants.CODE_VOLUME, archive, code_paths.CODE_MOUNT_PATH
     yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
     if code.pip:
-        yield constants.PACKAGES_VOLUME, {"emptyDir": {}}, constants.PACKAGES_MOUNT_PATH
+        yield constants.PACKAGES_VOLUME, {"emptyDir": {}}, code_paths.PACKAGES_MOUNT_PATH
 
 
 def _list_mounts(spec: Spec) -> dict[str, str]:

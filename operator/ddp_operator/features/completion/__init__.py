@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from ddp_operator.api.status import Progress, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.failures import Termination
+from ddp_operator.decide.failures import Termination, describe_rank_end
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.failure_text import describe_rank_end
 
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 
@@ -27,16 +29,16 @@ def conclude(state: State, status: Status) -> Fact:
     progress = status.progress or Progress()
     if not progress.step and _sees_steps(state) and reports:
         message = "all ranks ended with exit code 0 without a visible step"
-        return Fact(c.TRAINING_COMPLETE, "Unknown", c.NO_STEP, message)
+        return Fact(c.TRAINING_COMPLETE, "Unknown", doubts.NO_STEP, message)
     if progress.loss in _NOT_FINITE:
-        return Fact(c.TRAINING_COMPLETE, "False", c.LOSS_NOT_FINITE, _describe_lost_loss(progress, reports))
+        return Fact(c.TRAINING_COMPLETE, "False", doubts.LOSS_NOT_FINITE, _describe_lost_loss(progress, reports))
     if kept:
-        return Fact(c.TRAINING_COMPLETE, "Unknown", c.ENDED_BY_LAUNCHER, _describe_ends(kept))
+        return Fact(c.TRAINING_COMPLETE, "Unknown", doubts.ENDED_BY_LAUNCHER, _describe_ends(kept))
     if progress.total_steps:
         message = f"step {progress.step} of {progress.total_steps}"
-        return Fact(c.TRAINING_COMPLETE, "True", c.ALL_STEPS_MADE, message)
+        return Fact(c.TRAINING_COMPLETE, "True", doubts.ALL_STEPS_MADE, message)
     message = "the script states no total number of steps"
-    return Fact(c.TRAINING_COMPLETE, "Unknown", c.TOTAL_UNKNOWN, message)
+    return Fact(c.TRAINING_COMPLETE, "Unknown", doubts.TOTAL_UNKNOWN, message)
 
 
 def _is_only_kept(end: RankEnd) -> bool:
@@ -46,8 +48,8 @@ def _is_only_kept(end: RankEnd) -> bool:
 
 def _find_reason(end: RankEnd) -> str:
     if end.exception:
-        return c.TRACEBACK_AT_END
-    return c.PROCESSES_LEFT if end.processes else c.ENDED_SHORT
+        return doubts.TRACEBACK_AT_END
+    return doubts.PROCESSES_LEFT if end.processes else doubts.ENDED_SHORT
 
 
 def _describe_ends(ends: list[RankEnd]) -> str:
@@ -74,4 +76,10 @@ def _sees_steps(state: State) -> bool:
     return state.spec.metrics.auto_instrument or bool(state.spec.metrics.log_patterns)
 
 
-FEATURE: Final = Feature("completion", maturity="stable", page="metrics.md", conclude=conclude)
+def account(state: State, status: Status) -> Status:
+    """Return the status of a job that has succeeded with the most important doubt as its reason."""
+    doubt = next(iter(doubts.find_doubts(status)), None)
+    return status if doubt is None else replace(status, reason=doubt.reason)
+
+
+FEATURE: Final = Feature("completion", maturity="stable", page="metrics.md", conclude=conclude, account=account)

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from ddp_operator.api import constants
+from ddp_operator.api import code_paths, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import POD as _POD
+from ddp_operator.api.schema import list_mounts
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.template import MAX_TEXT, measure_variable
 
-_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
+_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, code_paths.CODE_MOUNT_PATH, code_paths.PACKAGES_MOUNT_PATH)
 
 
 _INTO_FILE: Final = "put it into a file: use `ddp submit --workdir`, mount a ConfigMap, or copy it into the image"
@@ -44,7 +45,7 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -
         if port.get("name") in constants.PORT_NAMES:
             message = "is the name of a port that the operator declares; rename it"
             yield FieldError(f"{path}.ports[{index}].name", message, port["name"])
-    taken = job.schema.list_mounts(job)
+    taken = list_mounts(job)
     for index, mount in enumerate(trainer.get("volumeMounts") or []):
         error = _check_mount_path(mount.get("mountPath"), f"{path}.volumeMounts[{index}].mountPath", job.spec, taken)
         if error is not None:

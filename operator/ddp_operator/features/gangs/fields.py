@@ -9,8 +9,9 @@ from msgspec import Meta
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parts import CheckedTemplate, ChildBody, OwnChild, PodAddition
 from ddp_operator.api.rule_builders import require, require_label_key, require_object_name
-from ddp_operator.api.schema import CheckedTemplate, ChildBody, OwnChild, OwnFields, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.features.gangs.pod_groups import POD_GROUP, SCHEDULING_GROUP
 

@@ -15,11 +15,12 @@ from ddp_operator.api.kubeobjects import find_limits
 from ddp_operator.api.record import name_record
 from ddp_operator.features.history.fields import FIELDS, find_mounts, find_place
 from ddp_operator.manifests.children import build_metadata, load_launcher
-from ddp_operator.manifests.pod import build_checkpoint_volume, finish_small_pod
+from ddp_operator.manifests.pod import build_checkpoint_volume
 from ddp_operator.manifests.small_pods import (
     build_small_job_spec,
     build_small_pod,
     build_small_resources,
+    finish_small_pod,
     keep_zone_selectors,
 )
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import Spec
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Decision, State

@@ -19,12 +19,13 @@ from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.input_texts import describe_inputs, format_size
 from ddp_operator.decide.losses import fail_lost_pods
-from ddp_operator.decide.preparation import describe_before_start
+from ddp_operator.decide.preparation import count_alive, describe_before_start
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
 from ddp_operator.features.inputs.fields import Input
-from ddp_pod.contract.failure_record import InputReport
+from ddp_operator.reading.parts import read_end_part, read_report_part
+from ddp_pod.contract.pod_end import InputReport
 
 FETCHED: Final = "Fetched"
 NOT_FETCHED: Final = "NotFetched"
@@ -60,7 +61,7 @@ def fetch_inputs(state: State, wanted: Sequence[Input], progress_interval: float
     waits = [_LATER if view is None or stopping else progress_interval]
     if view is not None and not stopping and (state.spec.suspend or not current):
         actions.append(DeleteJob(view.name, view.uid))
-    elif view is None and not state.observation.count_alive() and not state.spec.suspend:
+    elif view is None and not count_alive(state.observation) and not state.spec.suspend:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
     actions += fail_lost_pods(state, waits)
@@ -111,11 +112,12 @@ def _read_reports(state: State, wanted: Sequence[Input]) -> Status:
 
 def _find_reports(state: State) -> tuple[InputReport, ...]:
     page = state.observation.page
-    if page is not None and page.inputs:
-        return page.inputs
+    reported = () if page is None else read_report_part(page, "inputs").inputs
+    if reported:
+        return reported
     newest = state.pods.newest
     terminations = [newest[index].termination for index in sorted(newest)]
-    reports = [termination.inputs for termination in terminations if termination is not None]
+    reports = [read_end_part(end, "inputs").inputs for end in terminations if end is not None]
     # A report with a failure comes first, else that of the lowest index: the sort is stable.
     reports.sort(key=lambda inputs: all(item.phase != "Failed" for item in inputs))
     return reports[0] if reports else ()

@@ -11,6 +11,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.schema import list_mounts
 from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_pod.contract.credentials import has_credentials
 
@@ -138,7 +139,7 @@ def _list_used_paths(job: DDPTrainingJob, trainer: Mapping[str, Any]) -> dict[st
     paths |= {constants.LAUNCHER_MOUNT_PATH: "the operator", "/dev/shm": "shared memory"}
     if job.spec.checkpoint:
         paths[job.spec.checkpoint.path.rstrip("/")] = "spec.checkpoint.path"
-    return paths | job.schema.list_mounts(job)
+    return paths | list_mounts(job)
 
 
 def _check_input(entry: Input, here: str) -> Iterator[FieldError]:

@@ -15,14 +15,14 @@ from typing import Any, Final
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits, find_requests
-from ddp_operator.api.schema import CheckedTemplate, PodAddition
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
 from ddp_operator.features.inputs.fields import Input
 from ddp_operator.manifests.children import omit_devices
-from ddp_operator.manifests.pod import finish_small_pod
 from ddp_operator.manifests.small_pods import (
     build_small_job_spec,
     build_small_pod,
     build_small_resources,
+    finish_small_pod,
     keep_zone_selectors,
 )
 

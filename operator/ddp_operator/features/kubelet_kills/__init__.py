@@ -14,10 +14,9 @@ from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.hooks import Feature, PodHook
 from ddp_operator.decide.state import KnownEnds
-from ddp_operator.reading.events import ContainerKill, find_kill, list_killed_pods
+from ddp_operator.reading.events import PROBE_REMEDY, ContainerKill, find_kill, list_killed_pods
 from ddp_operator.reading.terminations import sanitize_text
 from ddp_pod.contract.failure_table import KILLED
-from ddp_pod.contract.failure_text import PROBE_REMEDY
 
 if TYPE_CHECKING:  # of a pass, which the commands do not have
     from ddp_operator.reconcile.acting import PodPages

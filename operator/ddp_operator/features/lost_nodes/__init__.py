@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddp_operator.decide.hooks import Feature, Service
 from ddp_operator.features.lost_nodes.returns import record_returns
+from ddp_operator.features.lost_nodes.silence import explain
 
 if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
     from ddp_operator.kube.services import ServiceContext
@@ -20,4 +21,6 @@ def _start(context: "ServiceContext") -> Service:
     return NodeWatch(context.store, context.on_change, fetch_peers, leases.read, nodes.read, clock=context.clock)
 
 
-FEATURE: Final = Feature("lost-nodes", maturity="beta", page="lost-nodes.md", record=record_returns, start=_start)
+FEATURE: Final = Feature(
+    "lost-nodes", maturity="beta", page="lost-nodes.md", record=record_returns, explain=explain, start=_start
+)

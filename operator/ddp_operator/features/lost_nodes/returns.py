@@ -50,8 +50,27 @@ def describe_return(lost: LostPod, boot: str, lease: "LeaseReading", now: dateti
     return f"node {lost.node} was back at {format_time(lost.back)} without a restart: {why}"
 
 
+def list_awaited_nodes(status: Status) -> tuple[str, ...]:
+    """Return the avoided nodes that pods may use once they are ready again: a node is lost, and comes back, once."""
+    lost = status.operator_state.lost_nodes
+    return tuple(name for name in status.failed_nodes if lost.count(name) == 1)
+
+
+def readmit_returned_nodes(state: State, status: Status) -> Status:
+    """Return the status that no longer avoids the lost nodes that are ready again. Nothing restarts for that.
+
+    While a pod is on such a node, or remains of it, what follows its loss depends on the node.
+    """
+    occupied = {pod.node_name for pod in (*state.observation.pods, *state.observation.orphans)}
+    returned = state.observation.returned_nodes.intersection(list_awaited_nodes(status)) - occupied
+    if not returned:
+        return status
+    return replace(status, failed_nodes=tuple(name for name in status.failed_nodes if name not in returned))
+
+
 def record_returns(state: State, status: Status) -> Status:
-    """Return the status whose last failure names what has become of its node."""
+    """Return the status with the nodes that are ready again, and what has become of the node of the last failure."""
+    status = readmit_returned_nodes(state, status)
     failure = status.last_failure
     found = None if failure is None else state.observation.suspicions.get(failure.pod)
     if failure is None or found is None or found.message in failure.message:

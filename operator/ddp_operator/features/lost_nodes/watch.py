@@ -17,14 +17,19 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import Status
-from ddp_operator.decide.avoidance import list_awaited_nodes
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
 from ddp_operator.decide.views import PodView
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
 from ddp_operator.features.lost_nodes.readmission import ReadLease, Readmission, ReadNode
-from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE, LostPod, describe_return
+from ddp_operator.features.lost_nodes.returns import (
+    DELETED,
+    LONGEST_ABSENCE,
+    LostPod,
+    describe_return,
+    list_awaited_nodes,
+)
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.peers import choose_peer_steps

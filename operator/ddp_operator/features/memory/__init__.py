@@ -8,8 +8,9 @@ from msgspec import Meta
 from ddp_operator.api.constants import ENV_MEMORY_DIR, ENV_MEMORY_INTERVAL
 from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
 from ddp_operator.api.rule_builders import require_between
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.hooks import Feature
 

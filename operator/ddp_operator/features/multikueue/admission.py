@@ -20,8 +20,8 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, is_finished, summarize
+from ddp_operator.decide.pace import drop_eta
 from ddp_operator.decide.preparation import describe_before_start
-from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.reading.workloads import explain_waiting, find_condition
 

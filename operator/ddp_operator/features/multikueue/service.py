@@ -18,6 +18,8 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.resources import find_worker_cluster
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.foreign_objects import refuse_read
+from ddp_operator.decide.preparation import count_alive
 from ddp_operator.decide.state import AT_ONCE, Children, Decision, Refusal
 from ddp_operator.features.multikueue.admission import (
     build_edits,
@@ -32,7 +34,7 @@ from ddp_operator.features.multikueue.admission import (
 from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods, workload_name
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.placing import PlacementContext, PlacingService, Queued
-from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
+from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_write
 from ddp_operator.reconcile.turns import Payer
 
 # Seconds between two reads of a Workload that waits, and of one whose pods run.
@@ -286,7 +288,7 @@ class MultiKueue(PlacingService):
         workload = copied.workload
         if workload is not None:
             patch = build_report(workload, decision.status, context.clock(), is_over=decision.is_over)
-            if not patch and not children.count_alive() and job.spec.suspend:
+            if not patch and not count_alive(children) and job.spec.suspend:
                 patch = build_release(workload, context.clock())
             if patch:
                 del self._copies[context.key]  # also after a conflict it is read again

@@ -9,8 +9,9 @@ from msgspec import Meta, field
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parts import ChildBody, OwnChild
 from ddp_operator.api.rule_builders import require
-from ddp_operator.api.schema import ChildBody, OwnChild, OwnFields
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 
 _PEER: Final = frozenset({"namespaceSelector", "podSelector", "ipBlock"})

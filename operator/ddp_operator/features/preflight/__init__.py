@@ -11,17 +11,19 @@ from ddp_operator.decide.report import format_number
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import Pods
 from ddp_operator.features.preflight.fields import FIELDS
+from ddp_operator.reading.parts import read_report_part
 from ddp_pod.contract.report import PreflightResult
 
 
 def record(state: State, status: Status) -> Status:
     """Return the status with the results in the report of pod 0. They stay when a later report has none."""
     page = state.observation.page
-    if page is None or page.preflight is None:
+    result = None if page is None else read_report_part(page, "preflight").preflight
+    if result is None:
         return status
     known = status.preflight.slowest if status.preflight else ""
     pods = state.observation.pods_of(status.attempt)
-    return replace(status, preflight=build_preflight(page.preflight, pods, known))
+    return replace(status, preflight=build_preflight(result, pods, known))
 
 
 def build_preflight(result: PreflightResult, pods: Pods, known: str = "") -> PreflightStatus:

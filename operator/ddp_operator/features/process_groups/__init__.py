@@ -9,10 +9,12 @@ from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.conditions import Fact, is_finished, list_indexes
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Remark, State, Verdict
 from ddp_operator.decide.views import Pods
+from ddp_operator.reading.parts import read_end_part, read_report_part
 from ddp_pod.contract.group_facts import (
     ALONE,
     DIFFERENT,
@@ -26,14 +28,14 @@ from ddp_pod.contract.group_facts import (
 )
 
 _CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
-    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
-    ALONE: ("False", c.NO_PROCESS_GROUP),
-    SEPARATE: ("False", c.SEPARATE_GROUPS),
-    WAITING: ("False", c.WAITING_FOR_GROUP),
+    TOGETHER: ("True", doubts.PROCESS_GROUP_OF_ALL_RANKS),
+    ALONE: ("False", doubts.NO_PROCESS_GROUP),
+    SEPARATE: ("False", doubts.SEPARATE_GROUPS),
+    WAITING: ("False", doubts.WAITING_FOR_GROUP),
     DIFFERENT: ("False", c.REPLICAS_DIFFER),
     SAME_DATA: ("False", c.SAME_BATCHES),
     LOST_LOSS: ("False", c.RANK_LOSS_NOT_FINITE),
-    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
+    UNKNOWN: ("Unknown", doubts.GROUP_UNKNOWN),
 }
 
 
@@ -65,9 +67,10 @@ def judge(state: State, has_succeeded: bool) -> Verdict | None:
         return None
     page = state.observation.page
     fact = describe_distribution(state.pods) if has_succeeded else None
-    if not has_succeeded and page is not None and page.groups is not None:
-        fact = describe_groups(page.groups, state.pods)
-    if fact is None or fact.reason not in (c.NO_PROCESS_GROUP, c.SEPARATE_GROUPS):
+    groups = None if page is None else read_report_part(page, "groups").groups
+    if not has_succeeded and groups is not None:
+        fact = describe_groups(groups, state.pods)
+    if fact is None or fact.reason not in (doubts.NO_PROCESS_GROUP, doubts.SEPARATE_GROUPS):
         return None
     return Verdict(fact.reason, fact.message)
 
@@ -82,12 +85,13 @@ def review(state: State) -> Remark | None:
     page = state.observation.page
     if page is None or page.is_empty or page.is_held or is_finished(state.status) or _find_policy(state) == "Ignore":
         return None
-    if page.groups is not None:
-        return Remark(describe_groups(page.groups, state.pods))
+    groups = read_report_part(page, "groups").groups
+    if groups is not None:
+        return Remark(describe_groups(groups, state.pods))
     if not state.status.is_false(c.TRAINS_AS_ONE):
         return None
     message = "the ranks have shown no process group since their restart"
-    return Remark(Fact(c.TRAINS_AS_ONE, "Unknown", c.GROUP_UNKNOWN, message))
+    return Remark(Fact(c.TRAINS_AS_ONE, "Unknown", doubts.GROUP_UNKNOWN, message))
 
 
 def describe_groups(facts: GroupFacts, pods: Pods, more: str = "") -> Fact:
@@ -103,7 +107,8 @@ def describe_groups(facts: GroupFacts, pods: Pods, more: str = "") -> Fact:
 def describe_distribution(pods: Pods) -> Fact | None:
     """Return TrainsAsOne of pods that have succeeded; None: no pod reports its process groups."""
     ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
-    known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
+    reported = {index: read_end_part(end, "groups").groups for index, end in ends.items() if end is not None}
+    known = {index: groups for index, groups in reported.items() if groups is not None}
     for state in (SEPARATE, ALONE, DIFFERENT, LOST_LOSS, SAME_DATA, TOGETHER):
         indexes = [index for index, facts in known.items() if facts.state == state]
         if indexes:

@@ -5,13 +5,15 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api.constants import JOB_DEFAULTS
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
 from ddp_operator.api.written import parse_written, unknown_member
 from ddp_operator.features.profiles.values import read_profile
 from ddp_operator.manifests.template import check_owned_fields
+
+JOB_DEFAULTS = "JobDefaults"
+"""Kind in status.profile of a job without a profile: the defaults of the operator's settings."""
 
 
 def read_job_defaults(settings: Mapping[str, Any], schema: Schema) -> Profile | None:

@@ -14,11 +14,12 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.foreign_objects import refuse_read
 from ddp_operator.decide.state import Refusal
 from ddp_operator.features.profiles.values import profile_reference, read_profile
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call
 from ddp_operator.reconcile.completing import CompletingService
-from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read
+from ddp_operator.reconcile.prerequisites import refuse_invalid
 
 Read = Callable[[str, str, str], Awaitable[Object | None]]
 """Returns the current profile by kind, namespace of the job and name, without a cache. None: it does not exist.

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import QueueStatus, Status
-from ddp_operator.decide.report import estimate_seconds_left
+from ddp_operator.decide.pace import estimate_seconds_left
 from ddp_operator.features.queue_estimate.cluster_queue import (
     Choices,
     QueueContents,

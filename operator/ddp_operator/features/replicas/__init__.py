@@ -12,6 +12,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.diagnosis import build_failure
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import State, Verdict
+from ddp_operator.reading.parts import read_report_part
 from ddp_pod.contract.failure_table import REPLICAS
 from ddp_pod.contract.group_facts import DIFFERENT, LOST_LOSS, GroupFacts
 
@@ -39,7 +40,7 @@ def judge(state: State, has_succeeded: bool) -> Verdict | None:
     Also one whose ranks lost their loss because of one rank: once, as data that repeats this is no fault of a node.
     """
     page = state.observation.page
-    groups = page.groups if page is not None else None
+    groups = read_report_part(page, "groups").groups if page is not None else None
     may_restart = not (has_succeeded or state.spec.suspend or state.job.holds_pods)
     is_wanted = may_restart and FIELDS.read(state.spec).replica_mismatch == "Restart"
     if not is_wanted or groups is None or groups.state not in (DIFFERENT, LOST_LOSS) or groups.is_mistake:

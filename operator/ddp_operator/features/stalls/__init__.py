@@ -30,7 +30,7 @@ def explain(attempt: ObservedAttempt, fact: Fact) -> Fact:
     reading = observation.find_observed(StallReading) or StallReading()
     if fact.type == c.RENDEZVOUSED:
         return describe_waiting(attempt, fact, reading.unreachable)
-    if fact.type != c.PROGRESSING or fact.reason in (c.HELD, c.FINISHED):
+    if fact.type != c.PROGRESSING or fact.reason in (c.HELD, c.FINISHED, c.NOT_RUNNING):
         return fact
     stall = describe_stall(attempt.state.job, observation.page, reading.stall if observation.page else None)
     return describe_cut_off_training(attempt, stall, reading.unreachable) or stall or fact

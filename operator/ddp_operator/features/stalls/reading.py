@@ -5,10 +5,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ddp_operator.api.status import Straggler
+from ddp_operator.decide.report import Page
 from ddp_operator.features.stalls.peers import UnreachableReport, needs_peer_reports
 from ddp_operator.features.stalls.stall import ObservedStall, is_explained, is_stalled, stalled_since
 from ddp_operator.features.stalls.stragglers import Comparison
 from ddp_operator.reconcile.limits import READ_INTERVAL, is_due, sample_pods
+from ddp_pod.contract.progress import RankProgress
 
 if TYPE_CHECKING:  # of a pass, which the commands do not have
     from ddp_operator.reconcile.acting import PodPages
@@ -45,18 +47,18 @@ async def _compare_ranks(pages: "PodPages", before: StallReading) -> StallReadin
     if page is None:
         return reading
     stalled = is_stalled(pages.job, page)
-    if not (stalled or (page.training and page.by_rank)):
+    if not (stalled or (page.training and list_by_rank(page))):
         return replace(reading, last_stall=None)
 
     known = before.last_stall
     places = {place.rank: place for place in (*(known.places if known else ()), *page.stall.ranks)}
-    ranks = dict(page.by_rank)
+    ranks = list_by_rank(page)
     attempt = pages.job.status.attempt
     last = before.compared
     knows_cause = known is not None and (not places or is_explained(places.values()))
     if last is None or last.is_due(pages.now) or (stalled and not knows_cause):
         for _, peer_page in await pages.read(sample_pods(pages.children.pods_of(attempt))):
-            ranks |= peer_page.by_rank
+            ranks |= list_by_rank(peer_page)
             places.update((place.rank, place) for place in peer_page.stall.ranks)
         stragglers = None if last is None else last.find_stragglers(attempt, ranks)
         is_first = last is None or last.attempt != attempt
@@ -82,3 +84,8 @@ async def _read_unreachable(pages: "PodPages", reading: StallReading) -> StallRe
         return replace(reading, unreachable=tuple(sorted(reports)), peers_read=pages.now)
     is_lost = page is None and pages.page_lost_since is not None
     return reading if is_lost else replace(reading, unreachable=())
+
+
+def list_by_rank(page: Page) -> dict[int, RankProgress]:
+    """Return the ranks that report steps, by their number."""
+    return {rank.rank: rank for rank in page.ranks if rank.known_step is not None}

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from ddp_operator.api import constants
+from ddp_operator.api.display_texts import SLOW_REMEDY
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.texts import SLOW_REMEDY
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.features.stalls.fields import FIELDS
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import StalledRank
+from ddp_pod.contract.run_report import StalledRank
 
 _MAX_PLACES = 4
 _IO = constants.STALLED_STATES.index("IO")

@@ -6,8 +6,10 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status, TrackingStatus
 from ddp_operator.decide.hooks import Feature
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import State
 from ddp_operator.features.tracking.fields import FIELDS, find_run
+from ddp_operator.reading.parts import read_report_part
 
 
 def record(state: State, status: Status) -> Status:
@@ -16,9 +18,16 @@ def record(state: State, status: Status) -> Status:
     page = state.observation.page
     if tracking is None and FIELDS.read(state.spec).tracking is not None:
         tracking = TrackingStatus(run_id=find_run(state.job))
-    if tracking is not None and page is not None and page.links:
-        tracking = replace(tracking, links=page.links)
+    links = () if page is None else list_links(page)
+    if tracking is not None and links:
+        tracking = replace(tracking, links=links)
     return replace(status, tracking=tracking)
+
+
+def list_links(page: Page) -> tuple[str, ...]:
+    """Return the URLs of the run in experiment trackers."""
+    runs = read_report_part(page, "runs").runs
+    return tuple(run.url for run in runs if run.url.startswith(("http://", "https://")))
 
 
 FEATURE: Final = Feature(FIELDS.feature, maturity="beta", page="monitoring.md", fields=FIELDS, record=record)

@@ -11,8 +11,9 @@ from ddp_operator.api.constants import ENV_TRACKING_RUN
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.former import TEXT, FormerField, describe_members
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parts import CheckedTemplate, PodAddition
 from ddp_operator.api.rule_builders import require
-from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_operator.manifests.template import check_url
 

@@ -14,8 +14,8 @@ from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.pace import read_rate
 from ddp_operator.decide.purposes import PRODUCTIVE, WAITING
-from ddp_operator.decide.report import read_rate
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import UNKNOWN
 

@@ -12,7 +12,8 @@ from typing import Final
 from ...contract import plan, records
 from ...contract.failure_record import Failure
 from ...contract.records import choice, number, text
-from ...contract.report import RUN_RESULTS, PodReport
+from ...contract.report import PodReport
+from ...contract.run_report import RUN_RESULTS
 
 MOST_CODE_BYTES: Final = 64 << 20
 """Of an archive, compressed."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ...base.files import log
 from ...base.pod import Pod, PodSetupError
 from ...contract.command_line import split_python_line
-from ...contract.failure_record import Failure, PodEnd, order_causes
+from ...contract.failure_record import Failure, order_causes
 from ...contract.names import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -28,9 +28,11 @@ from ...contract.names import (
     EXIT_USER_ERROR,
     TERMINATION_MESSAGE_LIMIT,
 )
+from ...contract.pod_end import PodEnd
 from ...contract.processes import STOP_SIGNALS, adopt_orphans
 from ...contract.records import encode_json, to_json
-from ...contract.report import DevRun, PodReport
+from ...contract.report import PodReport
+from ...contract.run_report import DevRun
 from ...failures.termination import build_end, finish, shorten_failure
 from ...progress.metrics import MetricsEndpoint
 from ...progress.prometheus import format_page

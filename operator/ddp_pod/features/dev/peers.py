@@ -16,8 +16,8 @@ from typing import Any, Final
 from ...base.files import log
 from ...base.pod import Pod
 from ...contract import records
-from ...contract.failure_record import PodEnd
 from ...contract.plan import from_json, to_json
+from ...contract.pod_end import PodEnd
 from .background import run_in_background
 from .contract import MOST_CODE_BYTES
 from .link import PIECE, Link, LinkBroken, open_link

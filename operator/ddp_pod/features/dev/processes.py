@@ -11,7 +11,6 @@ from typing import Final
 
 from ...base.files import BOOTSTRAP, log, read_json
 from ...base.pod import Pod
-from ...contract.failure_record import PodEnd
 from ...contract.names import (
     ENV_PORT_FILE,
     ENV_RENDEZVOUS_SECRET,
@@ -21,6 +20,7 @@ from ...contract.names import (
     ENV_TERMINATION_LOG,
     EXIT_RETRYABLE,
 )
+from ...contract.pod_end import PodEnd
 from ...contract.pod_start import PodServer, PodStart
 from ...contract.processes import kill, list_children
 from ...contract.records import read_record

@@ -10,9 +10,9 @@ from typing import Final
 
 from ...base.files import log
 from ...base.pod import Pod
-from ...contract.failure_record import PodEnd
 from ...contract.names import EXIT_OK
 from ...contract.plan import CodeConfig
+from ...contract.pod_end import PodEnd
 from ...contract.pod_start import PodServer
 from ..code.unpack import check_archive
 from .background import run_in_background

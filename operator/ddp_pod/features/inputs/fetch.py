@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO
 
 from ...base.files import log, read_json, write_json
-from ...contract.failure_record import PodEnd
 from ...contract.failure_table import UNKNOWN, USER_ERROR
 from ...contract.names import (
     ENV_COMPLETION_INDEX,
@@ -35,6 +34,7 @@ from ...contract.names import (
     EXIT_USER_ERROR,
     INPUTS_FOLDER,
 )
+from ...contract.pod_end import PodEnd
 from ...contract.processes import STOP_SIGNALS
 from ...contract.progress import RankProgress
 from ...contract.report import PodReport

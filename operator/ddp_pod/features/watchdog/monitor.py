@@ -22,7 +22,7 @@ from ...contract.plan import WatchdogConfig
 from ...contract.processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
-from ...contract.report import Stall, StalledRank
+from ...contract.run_report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval

@@ -9,7 +9,7 @@ from ...contract.names import STALLED_STATES
 from ...contract.plan import WatchdogConfig
 from ...contract.progress import RankProgress
 from ...contract.records import choice, items, number, text
-from ...contract.report import Stall, StalledRank
+from ...contract.run_report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
 FEATURE: Final = "watchdog"

@@ -24,7 +24,8 @@ from ddp_cli.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
 from ddp_cli.local.recorder import RunRecorder
 from ddp_cli.local.screen import Tail, find_logs
 from ddp_cli.local.store import Store
-from ddp_operator.decide.report import STALLED, Page, Rates
+from ddp_operator.decide.pace import STALLED, Rates
+from ddp_operator.decide.report import Page
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import page, respond
 
@@ -214,7 +215,7 @@ def test_metrics_of_a_long_run_stay_bounded(folder: RunFolder, monkeypatch: pyte
 
 def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
     folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, loss=0.5),)))
-    folder.write_row(NOW, 2, Page(ranks=(RankProgress(step=6.0, val_accuracy=0.9),), rates=Rates(steps=4.0)))
+    folder.write_row(NOW, 2, Page(ranks=(RankProgress(step=6.0, val_accuracy=0.9),)), Rates(steps=4.0))
     with folder.metrics.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == list(COLUMNS)
@@ -235,8 +236,8 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
     folder: RunFolder, rates: Rates, chosen: tuple[str, str]
 ) -> None:
     folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=1.0),)))
-    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0),), rates=rates))
-    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, samples_per_second=7.0),), rates=STALLED))
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0),)), rates)
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, samples_per_second=7.0),)), STALLED)
     rows = folder.read_rows()
     assert choose_rate(rows) == chosen
     assert (rows[-1]["samples_per_second"], rows[-1]["steps_per_second"]) == (0.0, 0.0), "a chart shows the stall"

@@ -10,7 +10,7 @@ from ddp_cli.local.screen import LogFile, describe_wait, format_line
 from ddp_operator.api.status import Condition, Progress, Status, Straggler
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import Stall
+from ddp_pod.contract.run_report import Stall
 from tests.support.builders import NOW
 
 

@@ -21,6 +21,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status, Straggler, StragglerCause
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_pod.contract.failure_table import OOM
 from tests.support.builders import NOW
 
@@ -387,7 +388,7 @@ class TestWhatIsTold:
         assert str(explanation) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
 
     def test_every_doubt_about_a_success_has_a_remedy(self) -> None:
-        for reason in c.DOUBTS:
+        for reason in doubts.DOUBTS:
             statement = why(condition(c.TRAINING_COMPLETE, "False", reason, "rank 1 ended"), phase="Succeeded")
             assert "But rank 1 ended." in statement.what
             assert (statement.reason, bool(statement.todo)) == (reason, True)

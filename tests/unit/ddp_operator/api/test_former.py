@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.former import FormerField, find_former, list_former, take_over_former
+from ddp_operator.api.former import FormerField, find_former, list_changed, take_over_former
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import KERNEL
 from ddp_operator.api.written import parse_written
@@ -26,7 +26,7 @@ def test_values_of_another_shape_are_kept_for_their_refusal() -> None:
     for spec in (None, 5, {"a": 5}, {"a": {"c": 1}}, {"list": 5}):
         assert take_over_former(spec, (MOVED, OF_ITEMS)) == spec
         assert find_former(spec, (MOVED, OF_ITEMS)) == []
-        assert list_former(spec, (MOVED, OF_ITEMS)) == {}
+        assert list_changed(spec, (MOVED, OF_ITEMS)) == {}
 
 
 def test_refusal_names_the_item_and_the_replacement() -> None:
@@ -35,8 +35,8 @@ def test_refusal_names_the_item_and_the_replacement() -> None:
 
 
 def test_members_whose_form_has_changed_are_listed_as_stored() -> None:
-    assert list_former({"a": {"b": 1}, "d": 2}, (MOVED,)) == {"a": {"b": 1}}
-    assert list_former({"shm": {"sizeLimit": "8Gi"}}, KERNEL.former) == {
+    assert list_changed({"a": {"b": 1}, "d": 2}, (MOVED,)) == {"a": {"b": 1}}
+    assert list_changed({"shm": {"sizeLimit": "8Gi"}}, KERNEL.former) == {
         "shm": {"sizeLimit": "8Gi"}, "sharedMemory": None,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, LastRestart, Phase, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import describe
+from ddp_operator.decide import describe, doubts
 from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.conditions import set_conditions, summarize
 from ddp_operator.decide.scheduling import describe_scheduling
@@ -135,7 +135,6 @@ def no(kind: str, why: str) -> c.Fact:
         (reason("Rejected", no(c.ACCEPTED, c.INVALID_SPEC), no(c.SCHEDULED, c.IMAGE_PULL)), "InvalidSpec"),
         (reason("Suspended", c.Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC)), ""),
         (reason("Suspended", no(c.SUSPENDED, c.STOPPING)), "Stopping"),
-        (reason("Succeeded", no(c.TRAINS_AS_ONE, c.NO_PROCESS_GROUP)), "NoProcessGroup"),
         (reason("Succeeded", last_failure=OOM), ""),
     ],
 )
@@ -189,6 +188,6 @@ def test_defect_of_a_job_does_not_hide_that_it_stands_still(progressing: c.Fact,
 
 
 def test_wait_for_the_process_group_explains_that_a_job_makes_no_step() -> None:
-    facts = [c.Fact(c.TRAINS_AS_ONE, "False", c.WAITING_FOR_GROUP), c.Fact(c.PROGRESSING, "False", c.NO_STEP_YET)]
+    facts = [c.Fact(c.TRAINS_AS_ONE, "False", doubts.WAITING_FOR_GROUP), c.Fact(c.PROGRESSING, "False", c.NO_STEP_YET)]
     status = Status(phase="Running", conditions=c.merge_conditions((), facts, NOW, 1))
-    assert c.find_reason(status) == c.WAITING_FOR_GROUP
+    assert c.find_reason(status) == doubts.WAITING_FOR_GROUP

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
-from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import Decision
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, child_job, child_pod, decode, last_words, page
@@ -78,7 +77,7 @@ class TestProgressAcrossARestart:
         own = run(page(phase="Running", step=36), status=later, pods=(gone, child_pod(0, attempt=2))).status
         assert own.progress is not None
         assert own.progress.step == 36
-        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
+        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == own.progress
 
     def shown(self, status: Status) -> tuple[int | None, str | None, int, int | None]:
         lost = status.last_restart.steps_lost if status.last_restart else None

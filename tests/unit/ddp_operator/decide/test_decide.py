@@ -291,16 +291,6 @@ class TestPhase:
         decision = run(second, [child_job(1)], [child_pod(0)], suspend=True)
         assert read_state(decision, "Suspended") == ("False", "Stopping")
 
-    def test_job_without_progress_has_no_eta(self) -> None:
-        status = run(pods=RUNNING, text=page(
-            step=5, steps=5, total_steps=10, step_seconds=5, phase="Running",
-        )).status  # fmt: skip
-        assert present(status.progress).eta is not None
-        suspended = run(status, [child_job(suspend=True)], suspend=True).status
-        restarting = run(status, pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
-        for phase, quiet in (("Suspended", suspended), ("Restarting", restarting)):
-            assert (quiet.phase, present(quiet.progress).step, present(quiet.progress).eta) == (phase, 5, None)
-
     def test_suspended_job_is_unchanged_over_time(self) -> None:
         status = run(trained(), [child_job(suspend=True)], suspend=True).status
         assert run(status, [child_job(suspend=True)], suspend=True, seconds=3600).status == status

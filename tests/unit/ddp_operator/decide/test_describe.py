@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import (
     Condition,
     LastFailure,
-    Progress,
     RestartCounts,
     Status,
 )
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.views import NodeView
 from ddp_operator.reading.objects import view_pod
-from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource
-from tests.support.decisions import RUNNING, STARTED, present, read_state, run_pass
+from tests.support.builders import NOW, child_job, child_pod, last_words, page
+from tests.support.decisions import RUNNING, STARTED, present, run_pass
 
 TRAINING = page(step=7, total_steps=70, steps=7, step_seconds=7, phase="Running")
 
@@ -74,38 +69,6 @@ class TestRestarts:
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ((), ("False", c.NODE_NOT_READY)),
-        ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
-    ],
-)
-def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str, str]) -> None:
-    silent = child_pod(1, unready=NOW, node="node-b")
-    nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
-    decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
-    assert read_state(decision, c.RENDEZVOUSED) == expected
-
-
-class TestTimeLeft:
-    @pytest.mark.parametrize(
-        ("pods", "jobs"),
-        [
-            ((child_pod(0), child_pod(1, "Pending")), [child_job()]),
-            ((), [child_job(conditions={"Complete": ""})]),
-            ((child_pod(0, "Failed", code=86, message=last_words("NCCL", secondary=True)), child_pod(1)), [
-                child_job(conditions={"FailureTarget": "why"})
-            ]),
-        ],
-        ids=["waits", "ended", "waits for the cause"],
-    )  # fmt: skip
-    def test_preflight_is_absent_without_training(self, pods: Any, jobs: Any) -> None:
-        status = replace(STARTED, progress=Progress(step=7, eta="1m03s"))
-        progress = present(run(*pods, status=status, jobs=jobs).status.progress)
-        assert (progress.step, progress.eta) == (7, None)
-
-
-@pytest.mark.parametrize(
     ("failures", "attempt", "container", "seconds"),
     [(1, 1, "fetch", 10), (2, 1, "fetch", 20), (4, 1, "fetch", 80), (4, 1, "", 0), (4, 0, "fetch", 0)],
 )
@@ -145,24 +108,3 @@ class TestCheckpointsInAStore:
         assert self.decide(self.BEFORE).status.checkpoint is None
         saved = present(self.decide(self.UPLOADED).status.checkpoint)
         assert saved.step == 40
-
-    def test_failing_upload_is_condition_with_its_message(self) -> None:
-        decision = self.decide(self.FAILING)
-        assert read_state(decision, c.UPLOADED) == ("False", "UploadFailing")
-        result = present(decision.status.condition(c.UPLOADED))
-        assert result.message == (
-            "upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40"
-        )
-        again = self.decide(self.UPLOADED, decision.status)
-        assert read_state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
-        reasons = [event.reason for event in list_transition_events(STARTED, decision.status)]
-        assert "UploadFailing" in reasons
-        assert [event.reason for event in list_transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
-
-    def test_why_names_training_and_newest_snapshot(self) -> None:
-        decision = self.decide(self.FAILING)
-        item = resource("train") | {"status": msgspec.to_builtins(decision.status)}
-        why = explain_why(item, (), NOW)
-        assert why.reason == "UploadFailing"
-        assert "503 Slow Down" in why.what
-        assert "step 40" in why.what

@@ -285,6 +285,27 @@ async def test_action_that_fails_ends_nothing_else(answer: Any) -> None:
     assert FAULTS.counts["feature odd"] > before
 
 
+@pytest.mark.parametrize("answer", [*GARBAGE[1:], ZeroDivisionError()])
+async def test_job_waits_while_check_of_its_start_has_fault(answer: Any) -> None:
+    async def check_start(*_: Any) -> Any:
+        return answering(answer)()
+
+    feature = Feature("odd", maturity="experimental", page="x.md", check_start=check_start)
+    harness = await ReconcilerHarness(hooks=Hooks((feature,))).settle()
+    assert (harness.state("Accepted"), harness.jobs()) == (("False", "FeatureFault"), [])
+
+
+async def test_check_of_start_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide_hooks, "SECONDS_TO_OBSERVE", 0.01)
+
+    async def check_start(*_: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    feature = Feature("odd", maturity="experimental", page="x.md", check_start=check_start)
+    harness = await ReconcilerHarness(hooks=Hooks((feature,))).settle()
+    assert harness.state("Accepted") == ("False", "FeatureFault")
+
+
 async def test_action_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide_hooks, "SECONDS_TO_ACT", 0.01)
     faults: dict[tuple[str, str], str] = {}

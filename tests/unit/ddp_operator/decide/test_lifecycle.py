@@ -162,16 +162,3 @@ class TestSuspendedJob:
         assert harness.condition("Suspended").message.endswith(
             "to resume; the last step was 7, and the script reports no checkpoints"
         )
-
-
-async def test_rates_of_ended_job_are_those_of_its_termination_message() -> None:
-    began = page(step=2, steps=2, step_seconds=1.0, samples=20, total_steps=100, phase="Running")
-    harness = await ReconcilerHarness().train(began)
-    assert present(harness.status.progress).steps_per_second != "4"
-    end = last_words(progress={"step": 100.0, "steps": 100.0, "stepSeconds": 25.0, "samples": 1000.0})
-    for index in range(2):
-        harness.end_pod(index, 0, end)
-    await harness.settle()
-    progress = present(harness.status.progress)
-    assert harness.status.phase == "Succeeded"
-    assert (progress.steps_per_second, progress.samples_per_second, progress.throughput) == ("4", "40", "40 samples/s")

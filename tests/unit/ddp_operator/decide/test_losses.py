@@ -17,7 +17,6 @@ from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.losses import (
     MAX_NODES,
     compute_next_check,
-    describe_lost_contact,
     find_lost_pods,
     list_nodes_to_inspect,
 )
@@ -296,17 +295,6 @@ def see(*pods: Any, **spec: Any) -> Any:
     return typed, observe(typed, [child_job(nodes=3)], pods, nodes=nodes)
 
 
-def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
-    typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
-    result = present(describe_lost_contact(State(typed, seen, NOW), seen.pods))
-    assert result[0] == NOW
-    assert result[1].startswith(
-        f"node b of pod 1 (and of 1 more pod) has been NotReady since {format_time(NOW)} (the node is not ready"
-    )
-    alone = present(describe_lost_contact(State(*see(child_pod(1, unready=NOW, node="b")), NOW), seen.pods[:1]))
-    assert "more pod" not in alone[1]
-
-
 def test_lost_pods_are_declared_failed_in_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
@@ -343,19 +331,6 @@ class TestSuspicion:
 
     def suspect(self, *, is_lost: bool) -> dict[str, Suspicion]:
         return {self.UID: Suspicion(NOW, "1/1 of its peers get no answer from it", is_lost)}
-
-    def test_is_in_status_before_the_pod_is_declared_lost(self) -> None:
-        before = run(child_pod(0), self.SILENT, text=page(step=5, phase="Running"))
-        status = replace(before.status, progress=Progress(step=5, last_step_time=NOW))
-        decision = run(child_pod(0), self.SILENT, status=status, observed={"suspicions": self.suspect(is_lost=False)})
-        condition = present(decision.status.condition(c.PROGRESSING))
-        assert (condition.status, condition.reason) == ("False", c.NODE_SILENT)
-        assert condition.message == (
-            "node node-b of pod 1 may be lost since 2026-11-20T12:00:00Z: 1/1 of its peers get no answer from it"
-        )
-        assert decision.status.reason == c.NODE_SILENT
-        assert decision.status.failed_nodes == ()
-        assert not [action for action in decision.actions if isinstance(action, FailPod)]
 
     def test_lost_pod_is_failed_at_once_after_its_node_is_recorded(self) -> None:
         first = run(child_pod(0), self.SILENT, observed={"suspicions": self.suspect(is_lost=True)})

@@ -16,7 +16,7 @@ from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import AT_ONCE, Decision, FailPod, State
 from ddp_operator.decide.views import NodeView
 from ddp_operator.reading.objects import view_node, view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
 from tests.support.decisions import present, read_state, run_pass
 
 STARTED = Status(attempt=1, job_name="train-1", start_time=NOW - timedelta(hours=1)).remember(nodes=2)
@@ -356,29 +356,6 @@ class TestLostNode:
         reasons = [event.reason for event in list_transition_events(typed.status, decision.status)]
         assert reasons.count("FailureNodeLost") == 1
         assert "FailureNodeLost" not in [e.reason for e in list_transition_events(status, decision.status)]
-
-    @pytest.mark.parametrize(
-        ("last_step", "expected"),
-        [(-9, ("False", "NodeNotReady")), (9, ("True", "Training")), (None, ("Unknown", "NodeNotReady"))],
-        ids=["no step since", "steps are made", "steps are not reported"],
-    )
-    def test_is_in_status_before_its_pod_is_declared_failed(
-        self, last_step: float | None, expected: tuple[str, str]
-    ) -> None:
-        moment = None if last_step is None else NOW + timedelta(seconds=last_step)
-        before = run(child_pod(0), child_pod(1), page_text=page(step=5, phase="Running"))
-        status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
-        silent = child_pod(1, unready=NOW, node="node-b")
-        decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})
-        assert read_state(decision, "Progressing") == expected
-        condition = present(decision.status.condition("Progressing"))
-        words = (
-            "node node-b of pod 1 has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
-        )
-        assert words in condition.message
-        events = [event.reason for event in list_transition_events(status, decision.status)]
-        assert ("NodeNotReady" in events) is (expected[1] == "NodeNotReady")
-        assert decision.status.nodes.ready == 1
 
     @pytest.mark.parametrize(
         ("grace", "reason", "again"), [(None, "NodeLost", True), (150, "NodeLost", True), (0, "NodeLost", False),

@@ -1,7 +1,8 @@
-"""The report of a pod: its decoding within limits, and the progress and the rates that it shows."""
+"""The report of a pod: its decoding within limits, and the progress that it shows."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -14,21 +15,18 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import InputStatus, Progress, Status
 from ddp_operator.decide.input_texts import describe_inputs
+from ddp_operator.decide.pace import RateMeter, build_paced_progress
 from ddp_operator.decide.report import (
-    STALLED,
     Page,
-    Rates,
-    average_rates,
     build_checkpoint,
     build_progress,
-    estimate_seconds_left,
     record_final_progress,
 )
 from ddp_operator.decide.views import Pods
 from ddp_operator.reading.objects import view_pod
-from ddp_operator.reading.pages import RateMeter, decode_report
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.report import REPORT_LIMIT
+from ddp_pod.contract.run_report import REPORT_LIMIT
 from ddp_pod.contract.series import SERIES
 from tests.support.builders import NOW, child_pod, decode, last_words, page
 from tests.support.decisions import present
@@ -45,7 +43,7 @@ class TestReport:
         report = decode(page(phase="Running", restarts=3, ranks=ranks))
         assert (report.progress.loss, report.progress.step) == (0.25, 7)
         assert (report.phase, report.restarts, report.training) == ("Running", 3, True)
-        assert {rank: found.step for rank, found in report.by_rank.items()} == {1: 7}
+        assert [rank.step for rank in report.ranks] == [7, None]
 
     @pytest.mark.parametrize(
         "data",
@@ -75,19 +73,17 @@ class TestReport:
         ],
     )  # fmt: skip
     def test_invalid_and_unknown_members_count_as_absent(self, member: str, value: Any) -> None:
-        assert decode(json.dumps({"version": 2, member: value})) == Page()
+        assert dataclasses.replace(decode(json.dumps({"version": 2, member: value})), members={}) == Page()
 
     def test_lists_and_texts_are_bounded_and_plain(self) -> None:
         text = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
         ranks = [{"rank": rank, "state": "Lazy" if rank == 0 else "Busy", "what": text} for rank in range(9)]
-        runs = [{"url": f"https://u:secret@host/{number}"} for number in range(9)]
         many = [{"rank": rank, "step": rank} for rank in range(300)]
-        report = decode(page(ranks=many, stalled_ranks=ranks, runs=runs, stepHint="x" * 900))
+        report = decode(page(ranks=many, stalled_ranks=ranks, stepHint="x" * 900))
         assert [rank.rank for rank in report.stall.ranks] == list(range(8))
         assert report.stall.ranks[1].what.startswith("rank 1 is in go (train.py:1)!!!")
         assert len(report.stall.ranks[1].what) == 200
-        assert (len(report.links), len(report.step_hint), len(report.ranks)) == (4, 500, 256)
-        assert not any("secret" in link for link in report.links)
+        assert (len(report.step_hint), len(report.ranks)) == (500, 256)
 
     @pytest.mark.parametrize(
         ("numbers", "began"),
@@ -132,21 +128,19 @@ NUMBERS = st.dictionaries(st.sampled_from([*SERIES, "totalSteps", "lastStepTime"
 @given(st.dictionaries(st.sampled_from(MEMBERS), JSON | st.lists(NUMBERS, max_size=3)))
 def test_any_report_gives_a_storable_status(members: dict[str, Any]) -> None:
     report = decode_report(json.dumps(members).encode("utf-8", "surrogatepass"))
-    progress = build_progress(report.progress, None, RateMeter().measure(1, report.progress, 0.0))
+    progress = build_paced_progress(report.progress, None, RateMeter().measure(1, report.progress, 0.0))
     status = Status(progress=progress, checkpoint=build_checkpoint(report.progress, report.uploads))
     assert len(msgspec.json.encode(status)) < 9000
 
 
-def progress_of(progress: RankProgress, before: Progress | None = None, rates: Rates | None = None) -> Progress:
-    shown = present(build_progress(progress, before, rates))
-    return shown
+def progress_of(progress: RankProgress, before: Progress | None = None) -> Progress:
+    return present(build_progress(progress, before))
 
 
 class TestProgress:
     def test_all_numbers_are_shown(self) -> None:
         assert build_progress(GOOD) == Progress(
-            epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", eta="1m00s", loss="0.25",
-            steps_per_second="1", throughput="64 samples/s",
+            epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", loss="0.25",
             last_step_time=datetime(2025, 11, 20, 12, tzinfo=UTC),
         )  # fmt: skip
         assert build_progress(RankProgress()) is None
@@ -164,11 +158,6 @@ class TestProgress:
         shown = progress_of(RankProgress(step=1), Progress(val_accuracy="0.9", val_loss="0.3"))
         assert (shown.val_accuracy, shown.val_loss) == ("0.9", "0.3")
 
-    @pytest.mark.parametrize("missing", ["total_steps", "steps", "step_seconds"])
-    def test_no_eta_is_guessed(self, missing: str) -> None:
-        progress = RankProgress(**{**vars(GOOD), missing: None})
-        assert progress_of(progress).eta is None
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [
@@ -180,61 +169,6 @@ class TestProgress:
         assert progress_of(RankProgress(loss=value)).loss == text
         assert progress_of(RankProgress(step=5.0, lost_loss_step=3.0)).loss == "nan"
 
-    @pytest.mark.parametrize("odd", [-5.0, 1e-320, 1e308])
-    @pytest.mark.parametrize("name", ["step_seconds", "steps", "samples", "world_size"])
-    def test_eta_and_rates_are_never_negative_nor_endless(self, odd: float, name: str) -> None:
-        progress = RankProgress(**{**vars(GOOD), name: odd})
-        meter = RateMeter()
-        for rates in (None, meter.measure(1, GOOD, 0.0), meter.measure(1, progress, 20.0)):
-            shown = progress_of(progress, None, rates)
-            left = estimate_seconds_left(shown)
-            assert left is None or 0 <= left < 1e9
-            for rate in (shown.samples_per_second, shown.steps_per_second):
-                assert rate is None or 0 < float(rate) <= 1e15
-
-    def test_rates_are_kept_until_new_ones(self) -> None:
-        before = Progress(throughput="64 samples/s", steps_per_second="2")
-        shown = progress_of(RankProgress(step=50, total_steps=100), before)
-        assert (shown.samples_per_second, shown.steps_per_second, shown.eta) == ("64", "2", "25s")
-
-    @pytest.mark.parametrize(
-        ("stated", "rates", "throughput"),
-        [
-            (812.5, None, "812.5 samples/s"),
-            (812.5, Rates(steps=3.0), "812.5 samples/s"),
-            (812.5, Rates(steps=3.0, samples=700.0), "700 samples/s"),
-            (None, Rates(steps=3.0), "3 steps/s"),
-            (None, None, None),
-        ],
-    )
-    def test_throughput_is_counted_stated_or_in_steps(
-        self, stated: float | None, rates: Rates | None, throughput: str | None
-    ) -> None:
-        assert progress_of(RankProgress(step=50.0, samples_per_second=stated), None, rates).throughput == throughput
-
-    @pytest.mark.parametrize(
-        ("numbers", "percent", "eta"),
-        [
-            ({"step": 5, "total_steps": 10}, "50.0%", 5),
-            ({"step": 12, "total_steps": 10}, "100.0%", 0),
-            ({"step": 5, "total_steps": 10, "share": 0.25}, "25.0%", 5),
-            ({"step": 5, "total_steps": 10, "share": -1}, "0.0%", 5),
-            ({"step": 5, "total_steps": 10, "share": 7}, "100.0%", 5),
-            ({"step": 0, "total_steps": 10}, "0.0%", None),
-            ({"step": 5}, None, None),
-            ({"step": 5, "total_steps": 1e12}, "0.0%", None),
-        ],
-    )
-    def test_remaining_time_follows_from_steps_and_rate(
-        self, numbers: Any, percent: str | None, eta: int | None
-    ) -> None:
-        shown = progress_of(RankProgress(**numbers), rates=Rates(steps=1.0))
-        assert (shown.percent, estimate_seconds_left(shown)) == (percent, eta)
-
-    def test_stored_zero_rate_gives_no_remaining_time(self) -> None:
-        shown = progress_of(RankProgress(step=5, total_steps=10), Progress(steps_per_second="0"), Rates())
-        assert (estimate_seconds_left(shown), shown.eta) == (None, None)
-
     @pytest.mark.parametrize(("seconds", "known"), [(-1, False), (0, False), (1, True), (3.9e9, True), (4e9, False)])
     def test_last_step_was_at_time_that_can_be(self, seconds: float, known: bool) -> None:
         assert (progress_of(RankProgress(step=5, last_step_time=seconds)).last_step_time is not None) == known
@@ -242,69 +176,6 @@ class TestProgress:
     @pytest.mark.parametrize("epoch", [1e15, -1e15, 1.5e15])
     def test_whole_numbers_are_those_that_every_reader_keeps(self, epoch: float) -> None:
         assert progress_of(RankProgress(step=5, epoch=epoch)).epoch == (int(epoch) if abs(epoch) <= 1e15 else None)
-
-
-def counters(steps: float, **more: float) -> RankProgress:
-    progress = RankProgress(steps=steps, world_size=4.0)
-    progress.update(more)
-    return progress
-
-
-class TestRates:
-    def test_rates_of_counters_need_two_readings(self) -> None:
-        meter = RateMeter()
-        assert meter.measure("a", counters(10, samples=320), 100.0) is None
-        assert meter.measure("a", counters(30, samples=960), 110.0) == Rates(steps=2.0, samples=256.0)
-
-    def test_are_those_of_time_in_steps_where_that_is_known(self) -> None:
-        meter = RateMeter()
-        first = counters(10, samples=320, step_seconds=50.0)
-        assert meter.measure("a", first, 100.0) == average_rates(first) == Rates(steps=0.2, samples=25.6)
-        # Five of the ten seconds were a validation.
-        after = counters(30, samples=960, step_seconds=55.0)
-        assert meter.measure("a", after, 110.0) == Rates(steps=4.0, samples=512.0)
-
-    def test_of_log_are_taken_from_last_step_to_last_step(self) -> None:
-        meter = RateMeter()
-        meter.measure("a", counters(50, last_step_time=1000.0), 1009.0)
-        result = meter.measure("a", counters(100, last_step_time=1025.0), 1029.0)
-        assert result == Rates(steps=2.0)
-
-    def test_rates_are_kept_while_no_step_ends_until_steps_have_stopped(self) -> None:
-        meter = RateMeter()
-        for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20)):
-            result = meter.measure("a", counters(steps), now)
-        assert result == Rates(steps=1.0)
-        assert meter.measure("a", counters(20), 30.0) == STALLED
-        progress = build_progress(RankProgress(step=20, total_steps=40), Progress(steps_per_second="1"), STALLED)
-        assert progress is not None
-        assert (progress.throughput, progress.eta, progress.steps_per_second) == (None, None, "1")
-        assert meter.measure("a", counters(21), 40.0) == Rates(steps=1 / 30)
-
-    def test_are_of_last_seconds_where_readings_are_many(self) -> None:
-        meter = RateMeter()
-        for second in range(100):
-            result = meter.measure("a", counters(second if second < 50 else 50 + 5 * (second - 50)), float(second))
-        assert result == Rates(steps=5.0)
-
-    @pytest.mark.parametrize(("process", "steps"), [("a", 5), ("b", 40)])
-    def test_never_span_two_processes(self, process: str, steps: float) -> None:
-        meter = RateMeter()
-        meter.measure("a", counters(10), 0.0)
-        meter.measure("a", counters(30), 10.0)
-        assert meter.measure(process, counters(steps), 20.0) is None
-        assert meter.measure(process, counters(steps + 10), 30.0) == Rates(steps=1.0)
-
-    @pytest.mark.parametrize(("steps", "known"), [(0, False), (9e14, True), (1e15, False), (1.5e15, False)])
-    def test_are_those_that_can_be(self, steps: float, known: bool) -> None:
-        meter = RateMeter()
-        meter.measure("a", counters(0), 0.0)
-        assert (meter.measure("a", counters(steps), 1.0) is not None) == known
-
-    def test_rates_wait_for_first_counters(self) -> None:
-        meter = RateMeter()
-        assert meter.measure("a", RankProgress(), 0.0) is None
-        assert meter.measure("a", counters(10, step_seconds=5.0), 1.0) == Rates(steps=2.0)
 
 
 def test_restarts_of_replaced_pod_are_counted_beside_its_successor() -> None:

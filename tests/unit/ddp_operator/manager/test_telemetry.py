@@ -14,6 +14,7 @@ from ddp_operator.api.cluster_errors import ClusterError, VersionConflict
 from ddp_operator.api.faults import contain
 from ddp_operator.api.status import Condition, LastFailure, Progress, RestartCounts, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.transitions import (
     Doubted,
     Ended,
@@ -141,7 +142,7 @@ class TestMetrics:
         metrics = OperatorMetrics(lambda: 0.0)
         for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed"), USED):
             metrics.on_transition("team", mark)
-        metrics.on_transition("team", Doubted(c.NO_STEP))
+        metrics.on_transition("team", Doubted(doubts.NO_STEP))
         get = metrics.registry.get_sample_value
         assert get("ddp_operator_doubtful_successes_total", {"reason": "NoStep"}) == 1
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1

@@ -1,26 +1,14 @@
-"""The placement of pods by spec.scheduling, and Kueue's fields."""
+"""Kueue's fields of a Job."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddp_operator.api import child_names
 from ddp_operator.decide.state import DeleteJob, RelabelJob
-from tests.support.builders import child_job, template
-from tests.support.planned_children import pod_of
+from tests.support.builders import child_job
 from tests.unit.ddp_operator.decide.test_decide import run
 
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
-
-
-class TestPlacement:
-    def test_pack_prefers_nodes_of_same_attempt(self) -> None:
-        own = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["mine"]}, "nodeAffinity": {"a": 1}}
-        pod = pod_of(2, scheduling={"placement": "Pack"}, template=template(affinity=own))["spec"]
-        mine, ours = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-        assert (mine, pod["affinity"]["nodeAffinity"]) == ("mine", {"a": 1})
-        assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
-        assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
 
 
 class TestKueue:

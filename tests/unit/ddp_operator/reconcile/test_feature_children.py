@@ -14,7 +14,8 @@ from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.schema import ChildBody, OwnChild, OwnFields, PodAddition
+from ddp_operator.api.parts import ChildBody, OwnChild, PodAddition
+from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.hooks import Feature, Hooks, build_schema

@@ -453,7 +453,6 @@ class TestFaults:
             ("ddp_operator.decide.report.build_progress", "progress"),
             ("ddp_operator.manager.reports.find_transitions", "transitions"),
             ("ddp_operator.decide.job_events.list_transition_events", "Events"),
-            ("ddp_operator.reading.pages.RateMeter.measure", "rates"),
         ],
     )
     async def test_pass_continues_without_view(

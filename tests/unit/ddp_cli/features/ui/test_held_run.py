@@ -18,7 +18,8 @@ from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import format_time
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import DevRun, PodReport
+from ddp_pod.contract.report import PodReport
+from ddp_pod.contract.run_report import DevRun
 from tests.support.builders import NOW, resource
 
 START = int(NOW.timestamp())

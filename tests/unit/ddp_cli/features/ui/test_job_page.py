@@ -18,7 +18,7 @@ from ddp_cli.features.ui.job_page import (
 from ddp_cli.features.ui.run import LoggedEvent, PodFacts, RecordedRun, read_run
 from ddp_operator.api.parse import parse_status
 from ddp_operator.reading.pages import decode_report
-from ddp_pod.contract.report import Stall, StalledRank
+from ddp_pod.contract.run_report import Stall, StalledRank
 from tests.support.builders import NOW, resource
 from tests.support.builders import page as build_report
 from tests.unit.ddp_cli.features.ui.test_rows import TRAINING

@@ -19,7 +19,8 @@ from ddp_cli.features.ui.run import (
 )
 from ddp_cli.local.folder import COLUMNS, RunFolder
 from ddp_operator.api.parse import parse_status
-from ddp_operator.decide.report import Page, Rates
+from ddp_operator.decide.pace import Rates
+from ddp_operator.decide.report import Page
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, resource
 from tests.support.builders import page as build_report
@@ -68,8 +69,8 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
         for row in rows():
             progress = RankProgress()
             progress.update({field: row[name] for name, field in COLUMNS.items() if field and name in row})
-            figures_of = Page(ranks=(progress,), rates=Rates(samples=row["samples_per_second"]))
-            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), figures_of)
+            rates = Rates(samples=row["samples_per_second"])
+            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), Page(ranks=(progress,)), rates)
     return run.path
 
 

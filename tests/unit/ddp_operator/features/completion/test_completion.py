@@ -4,13 +4,17 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide import doubts
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
+from ddp_operator.decide.state import Observation, State
 from ddp_operator.decide.transitions import Doubted, find_transitions
-from ddp_operator.features.completion import FEATURE
-from tests.support.builders import NOW, child_job
+from ddp_operator.features.completion import FEATURE, account
+from tests.support.builders import NOW, child_job, job
 from tests.support.decisions import run_pass
 from tests.support.group_reports import read_texts, succeed
 
@@ -63,3 +67,14 @@ class TestCompletion:
         complete = child_job(conditions={"Complete": ""})
         decision = run(*pods, jobs=[complete], metrics={"autoInstrument": False})
         assert decision.status.reason == ""
+
+
+def test_reason_of_success_is_most_important_doubt() -> None:
+    doubtful = [
+        c.Fact(c.TRAINING_COMPLETE, "Unknown", doubts.NO_STEP),
+        c.Fact(c.TRAINS_AS_ONE, "False", doubts.NO_PROCESS_GROUP),
+    ]
+    status = Status(phase="Succeeded", conditions=c.merge_conditions((), doubtful, NOW, 1))
+    state = State(job(), Observation(), NOW)
+    assert account(state, status).reason == "NoProcessGroup"
+    assert account(state, replace(status, phase="Failed")).reason == ""

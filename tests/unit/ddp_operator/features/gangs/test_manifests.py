@@ -62,14 +62,8 @@ def test_native_gang_has_constraints_and_entries_of_pods() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"scheduling": {"gang": "Native"}, "template": template(schedulerName="mine")},
-        {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")},
-    ],
-)
-def test_scheduler_that_is_named_is_used(spec: dict[str, Any]) -> None:
+def test_scheduler_of_template_is_used() -> None:
+    spec = {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")}
     assert pod_of(**spec)["spec"]["schedulerName"] == "mine"
 
 

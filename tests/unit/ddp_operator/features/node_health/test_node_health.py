@@ -12,8 +12,8 @@ from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.status import Status, Usage
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Feature, Hooks
-from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES
+from ddp_operator.decide.hooks import MOST_NODES, Feature, Hooks
+from ddp_operator.decide.losses import LOOK_SECONDS
 from ddp_operator.decide.state import State
 from ddp_operator.decide.transitions import NodeFailed
 from ddp_operator.features import node_health

@@ -14,6 +14,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.views import Pods
 from ddp_operator.features.preflight import FEATURE, build_preflight
 from ddp_operator.reading.pages import decode_report
+from ddp_operator.reading.parts import read_report_part
 from tests.support.builders import child_pod, decode, page
 from tests.support.decisions import RUNNING, STARTED, present, run_pass
 
@@ -43,7 +44,7 @@ def test_measurements_have_their_units() -> None:
         "failed": ["other", "allreduce", "tcp"], "allReduceRate": 5e6, "pair": [1],
         "transport": "IB", "gpuDirect": True,
     }  # fmt: skip
-    result = build_preflight(present(decode(page(preflight=measured)).preflight), Pods())
+    result = build_preflight(present(read_report_part(decode(page(preflight=measured)), "preflight").preflight), Pods())
     assert result.failed == ("tcp", "allreduce")
     assert (result.all_reduce_megabytes_per_second, result.slowest) == ("5", "")
     assert result.transport == "IB with GPUDirect RDMA"
@@ -59,7 +60,8 @@ NAMES = ("failed", "dnsSeconds", "tcpSeconds", "allReduceSeconds", "allReduceRat
 @given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6))
 def test_any_report_gives_a_storable_status(members: dict[str, Any]) -> None:
     report = decode_report(json.dumps({"preflight": members}).encode("utf-8", "surrogatepass"))
-    if report.preflight is not None:
-        status = Status(preflight=build_preflight(report.preflight, Pods()))
+    result = read_report_part(report, "preflight").preflight
+    if result is not None:
+        status = Status(preflight=build_preflight(result, Pods()))
         assert len(msgspec.json.encode(status)) < 2000
         msgspec.convert(msgspec.to_builtins(status), Status)

@@ -10,7 +10,7 @@ from ddp_operator.api.schema import KERNEL
 from ddp_operator.api.status import Profile
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.profiles import FEATURE
-from ddp_operator.features.profiles.defaults import read_job_defaults
+from ddp_operator.features.profiles.defaults import JOB_DEFAULTS, read_job_defaults
 from ddp_operator.features.profiles.service import Profiles
 from ddp_operator.manager.operator import Operator
 from ddp_operator.manager.settings import Settings, SettingsError
@@ -201,7 +201,7 @@ class TestDefaultsOfTheOperator:
         harness = await with_defaults(ReconcilerHarness()).train()
         assert not may_be_root(harness)
         taken = present(harness.status.profile)
-        assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
+        assert (taken.kind, taken.name, taken.job) == (JOB_DEFAULTS, "", SECURE)
         assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # it has only its own rules
 
     async def test_job_overrides_defaults(self) -> None:
@@ -262,14 +262,3 @@ def test_operator_does_not_start_with_invalid_defaults() -> None:
     settings = Settings.from_env({"DDP_OPERATOR_JOB_DEFAULTS": '{"nodes": 3}'}, (FEATURE,))
     with pytest.raises(SettingsError, match=r'^DDP_OPERATOR_JOB_DEFAULTS: unknown field "nodes"'):
         Operator(settings, (FEATURE,))
-
-
-async def test_claim_of_profile_is_first_jobs_alone() -> None:
-    harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
-    await harness.settle()
-    second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})
-    later = start(ReconcilerHarness(second))
-    assert harness.raw is not None
-    later.cluster.add(harness.raw)
-    await later.settle()
-    assert later.status.reason == "ClaimInUse"

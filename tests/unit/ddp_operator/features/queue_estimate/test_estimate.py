@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.report import format_number
 from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, Quotas, parse_workload
 from ddp_operator.features.queue_estimate.estimate import QueueView, view_queue

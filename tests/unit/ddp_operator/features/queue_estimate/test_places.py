@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from ddp_operator.api.cluster_errors import ClusterError, Refused
+from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import Progress, QueueStatus, Status
-from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.queue_places import QueuePlace
 from ddp_operator.decide.report import format_number

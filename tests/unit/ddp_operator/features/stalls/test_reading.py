@@ -77,7 +77,7 @@ async def test_stragglers_stay_until_ranks_are_compared_again() -> None:
     harness = await ReconcilerHarness(hooks=HOOKS).train(page(phase="Running", ranks=ranks))
     slow = [{**ranks[0], "steps": 29, "computeSeconds": 29}, {**ranks[1], "steps": 29, "computeSeconds": 90}]
     harness.cluster.page = page(phase="Running", ranks=slow)
-    for seconds in (20, 10):
+    for seconds in (40, 31):
         harness.clock.advance(seconds)
         await harness.settle()
         assert [straggler.rank for straggler in harness.status.stragglers] == [1]

@@ -17,7 +17,7 @@ from ddp_operator.features import stalls
 from ddp_operator.features.stalls.reading import StallReading
 from ddp_operator.features.stalls.stall import ObservedStall, is_stalled, stalled_since
 from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import StalledRank
+from ddp_pod.contract.run_report import StalledRank
 from tests.support.builders import NOW, child_job, decode, job, join, observe, page
 from tests.support.decisions import RUNNING, STARTED, present
 from tests.support.fake_cluster import ReconcilerHarness

@@ -9,9 +9,9 @@ import pytest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import TrackingStatus
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.features.tracking import FEATURE
+from ddp_operator.features.tracking import FEATURE, list_links
 from ddp_operator.manifests.template import resolve_template
-from tests.support.builders import UID, job, page
+from tests.support.builders import UID, decode, job, page
 from tests.support.decisions import RUNNING, run_pass
 from tests.support.fields import check_fields, list_fixed
 
@@ -52,3 +52,10 @@ def test_status_has_run_and_its_links() -> None:
     assert isinstance(tracked, TrackingStatus)
     assert (tracked.run_id, tracked.links) == (f"train-{UID[:8]}", ("https://w/run",))
     assert run_pass(*RUNNING, text=text, hooks=Hooks((FEATURE,))).status.tracking is None
+
+
+def test_links_are_bounded_and_without_passwords() -> None:
+    runs = [{"url": f"https://u:secret@host/{number}"} for number in range(9)] + [{"url": "file:/runs"}]
+    links = list_links(decode(page(runs=runs)))
+    assert len(links) == 4
+    assert not any("secret" in link for link in links)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddp_pod.contract.failure_record import Failure, PodEnd
+from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.plan import DevConfig
+from ddp_pod.contract.pod_end import PodEnd
 from ddp_pod.contract.report import PodReport
 from ddp_pod.features.dev import holder
 from ddp_pod.features.dev.contract import Order

@@ -15,7 +15,7 @@ from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import read_record, to_json
-from ddp_pod.contract.report import Stall
+from ddp_pod.contract.run_report import Stall
 from ddp_pod.failures.rank_ends import PrintedTraceback
 from ddp_pod.features.watchdog import monitor
 from ddp_pod.features.watchdog.activity import describe_activity

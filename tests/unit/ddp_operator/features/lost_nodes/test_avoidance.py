@@ -14,10 +14,12 @@ from ddp_operator.decide.avoidance import (
     MOST_NODES,
     avoid_lost_nodes,
     avoid_nodes,
-    list_awaited_nodes,
     list_returned_nodes,
 )
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import Decision, State, Suspicion, Trouble
+from ddp_operator.features import lost_nodes
+from ddp_operator.features.lost_nodes.returns import list_awaited_nodes
 from tests.support.builders import NOW, child_pod, job, observe
 from tests.support.decisions import STARTED, run_pass
 
@@ -26,7 +28,12 @@ BACK = {"returned_nodes": frozenset({"node-b", "node-z"})}
 
 
 def run(*pods: Any, status: Status = LOST, **observed: Any) -> Decision:
-    return run_pass(*(pods or (child_pod(0), child_pod(1))), status=status, observed={**BACK, **observed})
+    return run_pass(
+        *(pods or (child_pod(0), child_pod(1))),
+        status=status,
+        observed={**BACK, **observed},
+        hooks=Hooks((lost_nodes.FEATURE,)),
+    )
 
 
 def lose(status: Status) -> Status:
