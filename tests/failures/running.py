@@ -33,7 +33,9 @@ def run_planted(failure: Planted, folder: Path) -> Mapping[str, Any]:
     """Run a job that fails; return its status."""
     (folder / "train.py").write_text(failure.write())
     for name, content in failure.files:
-        (folder / name).write_text(content)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
     container = {
         "name": "trainer",
         "image": "example.com/train:1",

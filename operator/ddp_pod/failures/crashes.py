@@ -1,12 +1,14 @@
 """What is known about a rank that a signal has killed: the signal's meaning, faulthandler's report, mapped files."""
 
-import collections
+import itertools
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from ..base.exceptions import LIBRARY
 from ..base.files import is_own_file
 from ..base.pod import Pod
 from ..base.runtime_files import MAPPINGS
@@ -17,7 +19,9 @@ _MIB: Final = 1 << 20
 _SMALL_MIB: Final = 64  # of shared memory: what container runtimes give without a request
 _FULL_SHARE: Final = 0.1  # of shared memory, below which free space is short
 _FRAMES_SHOWN: Final = 15
-_RECURSION: Final = 30  # equal calls, after which a stack is one of endless recursion
+_LONGEST_CYCLE: Final = 8  # calls from one of a recursive function to its next one
+_OUTERMOST: Final = "<module>"
+_CUT: Final = "  ..."  # after a hundred calls
 _MARK: Final = "Fatal Python error: "
 _REPORT: Final = re.compile(rf"^{_MARK}[^\n]*$", re.M)
 _LINE_SHOWN: Final = 200
@@ -35,6 +39,9 @@ class SignalKind(NamedTuple):
     is_crash: bool = False
 
 
+RECURSION_REMEDY: Final = (
+    "end the recursion earlier, replace it by a loop, or raise the stack's limit (`ulimit -s`, threading.stack_size)"
+)
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 _SHORTENED: Final = (
     "memory was accessed for which its file has no data, as after it was shortened or rewritten in place: write a new "
@@ -86,10 +93,14 @@ SIGNALS: Final[Mapping[int, SignalKind]] = {
 
 
 class CrashReport(NamedTuple):
-    """Faulthandler's report of a crash. ``text``: the thread that crashed; ``note``: what its stack shows."""
+    """Faulthandler's report of a crash. ``text``: the thread that crashed; ``note``: what its stack shows.
+
+    ``remedy``: by that; empty for the signal's own.
+    """
 
     text: str
     note: str = ""
+    remedy: str = ""
 
 
 def read_crash(output: str) -> CrashReport | None:
@@ -102,14 +113,23 @@ def read_crash(output: str) -> CrashReport | None:
         return None
     head = reports[-1][0]
     lines = output[reports[-1].end() :].splitlines()
-    start = next((n for n, line in enumerate(lines) if (m := _THREAD.match(line)) and m["current"] != "T"), None)
-    frames = [] if start is None else list(_read_frames(lines[start + 1 :]))
+    start = _find_current(lines)
+    stack = [] if start is None else lines[start + 1 :]
+    frames = list(_read_frames(stack))
     if not frames:
         has_threads = any(map(_THREAD.match, lines))
         return CrashReport(head, "in a thread without Python code" if has_threads else "")
     shown = [f'  File "{frame["path"]}", line {frame["line"]} in {frame["function"]}' for frame in frames]
-    note = _describe_recursion(frames) or _quote_abort(output[: reports[-1].start()], head)
-    return CrashReport("\n".join([head, *shown[:_FRAMES_SHOWN]]), note)
+    text = "\n".join([head, *shown[:_FRAMES_SHOWN]])
+    recursion = _describe_recursion(frames)
+    if recursion and _CUT in stack:
+        return CrashReport(text, recursion, RECURSION_REMEDY)
+    return CrashReport(text, _quote_abort(output[: reports[-1].start()], head))
+
+
+def _find_current(lines: list[str]) -> int | None:
+    """Return the number of the line before the stack of the thread that crashed; None without one."""
+    return next((n for n, line in enumerate(lines) if (m := _THREAD.match(line)) and m["current"] != "T"), None)
 
 
 def _quote_abort(before: str, head: str) -> str:
@@ -119,9 +139,18 @@ def _quote_abort(before: str, head: str) -> str:
 
 
 def is_complete(output: str) -> bool:
-    """Return whether the end of a rank's output has no report of a crash, or one with the stack of a thread."""
-    report = output.rpartition(_MARK)
-    return not report[1] or any(map(_THREAD.match, report[2].splitlines()))
+    """Return whether the end of a rank's output has no report of a crash, or a line after the stack that it is about.
+
+    A report without that stack, of a thread that is not Python's, counts as complete with any other.
+    """
+    _, mark, report = output.rpartition(_MARK)
+    lines = report.splitlines()
+    start = _find_current(lines)
+    if start is None:
+        return not mark or any(map(_THREAD.match, lines))
+    frames = list(itertools.takewhile(_FRAME.match, lines[start + 1 :]))
+    is_followed = len(lines) > start + 1 + len(frames)
+    return is_followed or (bool(frames) and frames[-1].endswith(f" in {_OUTERMOST}"))
 
 
 def _read_frames(lines: list[str]) -> Iterator[re.Match[str]]:
@@ -134,13 +163,15 @@ def _read_frames(lines: list[str]) -> Iterator[re.Match[str]]:
 
 
 def _describe_recursion(frames: list[re.Match[str]]) -> str:
-    """Return which function calls itself without an end; empty if the stack does not show that."""
-    calls = collections.Counter((frame["path"], frame["function"]) for frame in frames)
-    (path, function), count = calls.most_common(1)[0]
-    if count < _RECURSION:
+    """Return which function calls itself, the script's if there is one; empty if the stack does not show that."""
+    calls = [(frame["path"], frame["line"], frame["function"]) for frame in frames]
+    # The innermost calls are those of the last one of them.
+    repeated = [call for call, count in Counter(calls).items() if count >= len(calls) // (_LONGEST_CYCLE + 1)]
+    own = [call for call in repeated if not LIBRARY.search(call[0])]
+    if not repeated:
         return ""
-    line = next(frame["line"] for frame in frames if frame["function"] == function)
-    return f"endless recursion of {function} ({os.path.basename(path)}:{line}) has exhausted the stack"
+    path, line, function = next((call for call in own if not call[2].startswith("<")), (own or repeated)[0])
+    return f"recursion of {function} ({os.path.basename(path)}:{line}) has exhausted the stack"
 
 
 def find_shortened(files: list[MappedFile]) -> str:

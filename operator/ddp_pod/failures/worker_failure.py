@@ -602,7 +602,8 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     traceback = last_lines or failure.traceback
     if crash is not None:
         traceback = crash.text
-        failure = replace(failure, message=": ".join(filter(None, (failure.message, crash.note))))
+        message = ": ".join(filter(None, (failure.message, crash.note)))
+        failure = replace(failure, message=message, remedy=crash.remedy or failure.remedy)
     exceptions = [] if failure.exception_type else _find_printed_exceptions(pod, local_rank, last_lines, exit_code)
     exceptions = exceptions or _find_dead_helper(failure, last_lines)
     if not exceptions:

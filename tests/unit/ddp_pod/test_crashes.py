@@ -45,7 +45,7 @@ libc = ctypes.CDLL(None)
 if sys.argv[1] == "own":
     ctypes.string_at(0)
 elif sys.argv[1] == "deep":
-    deep(80)
+    deep(120)
 else:
     thread = ctypes.c_ulong()
     abort = ctypes.cast(libc.abort, ctypes.c_void_p)
@@ -77,14 +77,33 @@ def test_abort_has_the_reason_that_the_c_library_printed() -> None:
 
 def test_crash_of_a_native_thread_blames_no_line_of_python() -> None:
     report = read_crash(crash("native"))
-    assert report == ("Fatal Python error: Aborted", "in a thread without Python code")
+    assert report is not None
+    assert (report.text, report.note) == ("Fatal Python error: Aborted", "in a thread without Python code")
 
 
-def test_stack_of_equal_calls_is_endless_recursion() -> None:
+def test_stack_of_equal_calls_is_recursion() -> None:
     report = read_crash(crash("deep"))
     assert report is not None
-    assert report.note.startswith("endless recursion of deep (<string>:")
+    assert report.note.startswith("recursion of deep (<string>:")
     assert report.text.count("\n") == 15
+
+
+def test_recursion_through_a_library_is_that_of_the_script() -> None:
+    module = '  File "/usr/lib/python3/site-packages/torch/nn/modules/module.py", line {} in {}'
+    names = ((1789, "_call_impl"), (1778, "_wrapped_call_impl"))
+    cycle = [
+        *(module.format(*name) for name in names),
+        '  File "/code/train.py", line 69 in <listcomp>',
+        '  File "/code/train.py", line 69 in forward',
+    ]
+    head = ["Fatal Python error: Segmentation fault", "", "Current thread 0x00007f (most recent call first):"]
+    report = read_crash("\n".join([*head, *cycle * 25, "  ..."]))
+    assert report is not None
+    assert report.note == "recursion of forward (train.py:69) has exhausted the stack"
+    assert "ulimit -s" in report.remedy
+    whole = read_crash("\n".join([*head, *cycle * 8]))
+    assert whole is not None
+    assert not whole.note, "as a deep model has"
 
 
 def test_output_without_a_report_has_none_and_one_that_arrives_is_awaited() -> None:
@@ -92,6 +111,8 @@ def test_output_without_a_report_has_none_and_one_that_arrives_is_awaited() -> N
     assert is_complete("step 3\n")
     assert not is_complete("step 3\nFatal Python error: ")
     assert is_complete(crash("own"))
+    assert is_complete(crash("native"))
+    assert not is_complete(crash("deep").rpartition("  ...")[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mappings of a process are read from /proc")
@@ -216,4 +237,4 @@ def test_end_of_a_rank_has_room_for_a_whole_report_with_long_paths(tmp_path: Pat
     output.write_end()
     crash = read_crash(read_end(pod, 0))
     assert crash is not None
-    assert "endless recursion of __repr__" in crash.note
+    assert "recursion of __repr__" in crash.note
