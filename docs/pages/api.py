@@ -55,7 +55,7 @@ def write_page() -> str:
         rows = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
         if rows:
             lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
-    lines += ["### Removed fields", "", _REMOVED_INTRODUCTION, ""]
+    lines += ["### Deprecated fields", "", _DEPRECATED_INTRODUCTION, ""]
     lines += [*(f"- `spec.{field.path}`: {field.remedy}" for field in SCHEMA.former), ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
     lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
@@ -103,7 +103,7 @@ _SPEC_INTRODUCTION: Final = (
     "What you write; a *choice* is one of the named values. Stable and beta fields change by the [promises of a",
     "release](releases.md), experimental ones in each minor version.",
 )
-_REMOVED_INTRODUCTION: Final = "Refused in new jobs; stored jobs keep them until the next minor version."
+_DEPRECATED_INTRODUCTION: Final = "They work until 0.4. The commands name what to write."
 _STATUS_INTRODUCTION: Final = (
     "What the operator writes. Unknown values are omitted. Numbers with a fraction are strings; times are in UTC.",
 )

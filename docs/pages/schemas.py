@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from ddp_operator.api.constants import API_VERSION
-from ddp_operator.api.former import is_former
 from ddp_operator.features import build_definitions
 
 
@@ -25,7 +24,7 @@ def to_json_schema(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = {
-        name: {key: to_json_schema(value) for key, value in part.items() if not is_former(value)}
+        name: {key: to_json_schema(value) for key, value in part.items()}
         if name == "properties"
         else to_json_schema(part)
         for name, part in schema.items()

@@ -1,4 +1,4 @@
-"""Fields of the release before, those of features included: taken over where stored, refused where written."""
+"""Fields of the release before, those of features included: taken over where written or stored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.completion import complete_job
-from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.former import FormerField, is_former, take_over_former
+from ddp_operator.api.former import FormerField, find_former, take_over_former
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Profile
 from ddp_operator.api.written import parse_written
@@ -85,11 +84,11 @@ def test_stored_field_is_taken_over(path: str, old: dict[str, Any], new: dict[st
 
 
 @pytest.mark.parametrize(("path", "old", "new"), REPLACED)
-def test_written_field_is_refused_with_its_replacement(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    with pytest.raises(InvalidManifest, match="removed; ") as refused:
-        parse_written(resource(**old), SCHEMA)
-    assert path in [re.sub(r"\[\d+\]", "[]", error.path.removeprefix("spec.")) for error in refused.value.errors]
-    parse_written(resource(**new), SCHEMA)
+def test_written_field_is_taken_over_and_named(path: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert parse_written(resource(**old), SCHEMA).spec == parse_written(resource(**new), SCHEMA).spec
+    deprecated = find_former(resource(**old)["spec"], SCHEMA.former)
+    assert path in [re.sub(r"\[\d+\]", "[]", field.path.removeprefix("spec.")) for field in deprecated]
+    assert not find_former(resource(**new)["spec"], SCHEMA.former)
 
 
 OF_RELEASE_BEFORE = {
@@ -155,8 +154,9 @@ def test_profile_and_job_may_have_different_forms(of_job: bool) -> None:
     assert job.spec.shared_memory == ("8Gi" if of_job else "9Gi")
 
 
-def test_schemas_for_editors_lack_former_fields() -> None:
+def test_schemas_for_editors_have_former_fields() -> None:
     for definition in build_definitions().values():
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        assert "Removed: " not in str(to_json_schema(schema)).replace("that a job may not change: removed", "")
-    assert not is_former(build_spec_schema(SCHEMA)["properties"]["sharedMemory"])
+        assert ("Deprecated until" in str(to_json_schema(schema))) == (
+            "Training" in definition["spec"]["names"]["kind"]
+        )

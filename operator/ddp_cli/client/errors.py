@@ -1,7 +1,9 @@
 """Errors and warnings of the client. Their text states what happened and what to do; `ddp` prints it unchanged."""
 
 import warnings
+from collections.abc import Iterable
 
+from ddp_operator.api.errors import FieldError
 from ddp_operator.api.status import Status
 from ddp_operator.api.stored_fields import describe_left_out
 
@@ -54,6 +56,16 @@ class TrainingFailed(ClientError):
 
 class FieldsLeftOut(UserWarning):
     """Fields of a stored status cannot be read; the others are shown. Python prints an equal text once."""
+
+
+class DeprecatedField(FutureWarning):
+    """A field of a job or its profile has a new form, which is used. Python prints an equal text once."""
+
+
+def warn_of_deprecated(fields: Iterable[FieldError]) -> None:
+    """Warn of fields, each with what to write instead."""
+    for field in fields:
+        warnings.warn(f"warning: {field}", DeprecatedField, stacklevel=2)
 
 
 def warn_of_left_out(name: str, paths: tuple[str, ...]) -> None:

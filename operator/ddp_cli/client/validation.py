@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ddp_cli.client.errors import warn_of_deprecated
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job_file import FindObject, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
@@ -26,9 +27,10 @@ _PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindObject = find_none) -> Manifest:
     """Return the manifest in ``text``, with the children of its first attempt. Raises: InvalidManifest.
 
-    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file.
+    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file. Warns of deprecated fields.
     """
     manifest = parse_manifest(text, SCHEMA, code, profiles)
+    warn_of_deprecated(manifest.deprecated)
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
     if unknown:
         raise InvalidManifest(unknown)

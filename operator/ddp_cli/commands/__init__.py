@@ -21,7 +21,7 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.client.errors import ClientError, FieldsLeftOut
+from ddp_cli.client.errors import ClientError, DeprecatedField, FieldsLeftOut
 from ddp_cli.client.hooks import Command, CommandFeature
 from ddp_cli.commands.io import ExitCode, exit_code, print_note
 from ddp_cli.view.terminal import print_text
@@ -209,13 +209,14 @@ def _print_warnings() -> Iterator[None]:
         show = warnings.showwarning
 
         def show_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, FieldsLeftOut):
+            if issubclass(category, FieldsLeftOut | DeprecatedField):
                 print_note(str(message))
             else:
                 show(message, category, *rest, **more)
 
         warnings.showwarning = show_note
         warnings.simplefilter("default", FieldsLeftOut)
+        warnings.simplefilter("default", DeprecatedField)
         yield
 
 

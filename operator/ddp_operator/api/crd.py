@@ -80,7 +80,7 @@ def make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any
 def _is_set_or_not_needed(path: str, former: Iterable[FormerField]) -> str:
     """Return CEL that is true if the member at ``path`` is set, or an object above it is not.
 
-    A stored job may have a former member beside it instead.
+    A job may have a former member beside it instead.
     """
     group = path.rpartition(".")[0]
     beside = [field.path for field in former if group and field.path.rpartition(".")[0] == group]

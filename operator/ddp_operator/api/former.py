@@ -1,7 +1,7 @@
-"""Fields of the spec in the release before: refused where users write them, and taken over where they are stored.
+"""Fields of the spec in the release before, which are deprecated: taken over wherever they are written or stored.
 
-A job that was created before the upgrade goes on, so the CRD keeps its fields for one release, with a rule that refuses
-new ones. The schema of commands and the pages lack them. Pure.
+Jobs, files and profiles of that release work for one more: the CRD keeps the fields, and the commands name what
+to write instead. All that reads a spec sees the form of this version alone. Pure.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +10,18 @@ from typing import Any, Final
 
 from ddp_operator.api.errors import FieldError
 
-_REMOVED: Final = "Removed: "
-TEXT: Final[Mapping[str, Any]] = {"type": "string", "description": "Part of a removed field."}
+_UNTIL: Final = "0.4"
+"""The release that refuses these fields."""
+TEXT: Final[Mapping[str, Any]] = {"type": "string", "description": "Part of a deprecated field."}
 """The schema of text in a former field."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FormerField:
-    """A field that was removed, or became part of another one.
+    """A field that is part of another one now.
 
     ``path``: from the spec, such as ``shm``; below ``inputs[]`` of each item of a list. ``remedy``: what to write
-    instead. ``schema``: of the values that are stored. ``take_over``: takes a value and the spec, or the item of the
+    instead. ``schema``: of its values. ``take_over``: takes a value and the spec, or the item of the
     list, that has it, and returns what replaces it there; a value of another shape may come from a file. Members that
     are written themselves take precedence.
     """
@@ -30,11 +31,6 @@ class FormerField:
     schema: Mapping[str, Any]
     take_over: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
-    @property
-    def message(self) -> str:
-        """The refusal."""
-        return f"removed; {self.remedy}"
-
 
 def describe_members(**members: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of a former object."""
@@ -42,7 +38,7 @@ def describe_members(**members: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def take_over_former(spec: Any, former: Sequence[FormerField]) -> Any:
-    """Return a stored spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
+    """Return a spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
     for field in former:
         spec = _take_over(spec, *_split(field), field)
     return spec
@@ -56,15 +52,17 @@ def list_changed(spec: Any, former: Sequence[FormerField]) -> dict[str, Any]:
     return {name: spec.get(name) for name in {**spec, **taken} if spec.get(name) != taken.get(name)}
 
 
-def find_former(spec: Any, former: Sequence[FormerField]) -> list[FieldError]:
-    """Return the refusals of the former fields of a written spec."""
+def find_former(spec: Any, former: Sequence[FormerField], at: str = "spec") -> list[FieldError]:
+    """Return the former fields of a spec at ``at``, each with what to write instead."""
     return [
-        FieldError(f"spec{place}", field.message) for field in former for place in _find(spec, *_split(field), field)
+        FieldError(f"{at}{place}", f"deprecated until {_UNTIL}; {field.remedy}")
+        for field in former
+        for place in _find(spec, *_split(field), field)
     ]
 
 
 def add_former(schema: dict[str, Any], former: Sequence[FormerField]) -> None:
-    """Add the former fields to the schema of a stored spec, unless it lacks the group that they were in."""
+    """Add the former fields to the schema of a spec, unless it lacks the group that they were in."""
     for field in former:
         items, _, below = field.path.rpartition("[].")
         node = schema
@@ -74,14 +72,7 @@ def add_former(schema: dict[str, Any], former: Sequence[FormerField]) -> None:
         for group in groups:
             node = node.get("properties", {}).get(group, {})
         if "properties" in node:
-            refusal = {"rule": "false", "message": field.message}
-            described = {"description": f"{_REMOVED}{field.remedy}.", "x-kubernetes-validations": [refusal]}
-            node["properties"][name] = {**field.schema, **described}
-
-
-def is_former(schema: Any) -> bool:
-    """Return whether a schema is that of a former field."""
-    return isinstance(schema, Mapping) and str(schema.get("description")).startswith(_REMOVED)
+            node["properties"][name] = {**field.schema, "description": f"Deprecated until {_UNTIL}: {field.remedy}."}
 
 
 def _split(field: FormerField) -> tuple[str, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 ``parse_manifest`` also does the validation of the API server: schema, defaults, CEL rules.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,10 +42,12 @@ class Manifest:
     resource: Mapping[str, Any]
     others: tuple[Mapping[str, Any], ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
-    """The job of the file, without defaults."""
+    """The job of the file in the form of this version, without defaults."""
     completed: Mapping[str, Any] = field(default_factory=dict)
     """The spec of the file merged with its profile, without defaults."""
     profile: Profile | None = None
+    deprecated: tuple[FieldError, ...] = ()
+    """The former fields of the file and the profile, each with what to write instead."""
     children: tuple[Mapping[str, Any], ...] = ()
     """The children of the first attempt in the order of creation. ``validation`` sets them."""
 
@@ -85,10 +87,7 @@ def parse_manifest(
         kept = {name: written[name] for name in written if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
 
-    removed = find_former(raw.get("spec"), schema.former)
-    if removed:
-        raise InvalidManifest(removed)
-    own = as_stored(raw.get("spec"), document_of(schema.spec))
+    own = as_stored(schema.take_over(raw.get("spec")), document_of(schema.spec))
     profile = find_values(raw, schema, find_among(others, profiles))
     completed = own if profile is None else complete_spec(schema, dict(raw) | {"spec": own}, profile)
     job = parse_written(dict(raw) | {"spec": completed}, schema)
@@ -104,7 +103,14 @@ def parse_manifest(
             raise InvalidManifest(errors)
 
     resource = dict(raw) | {"spec": _with_defaults(spec, document_of(schema.spec))}
-    return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed, profile)
+    deprecated = tuple(_find_deprecated(raw.get("spec"), profile, schema))
+    return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed, profile, deprecated)
+
+
+def _find_deprecated(spec: Any, profile: Profile | None, schema: Schema) -> Iterator[FieldError]:
+    yield from find_former(spec, schema.former)
+    if profile is not None:
+        yield from find_former(profile.job, schema.former, f"{profile.kind} {profile.name}: spec.job")
 
 
 def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -190,7 +190,7 @@ class SpecSchema:
         """The members whose change replaces the Job before a pod has run."""
 
     def take_over(self, spec: Any) -> Any:
-        """Return a stored spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
+        """Return a spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
         return spec
 
     def list_former(self, spec: Any) -> Mapping[str, Any]:

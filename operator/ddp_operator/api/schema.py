@@ -26,7 +26,7 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     # From attempt 1: the objects that all attempts share are built from them.
     "started": ("elastic", "spares", "rendezvous", "metrics", "scheduling"),
     # After the first pod has run; until then an edit replaces the attempt's Job.
-    "run": REPLACING,
+    "run": (*REPLACING, "shm"),
     # After the job has ended: an edit would have no effect.
     "ended": (
         "nodes",
@@ -41,7 +41,7 @@ _FORMER: Final = (
     FormerField(
         "shm",
         "write sharedMemory: 8Gi with the value of its sizeLimit",
-        describe_members(sizeLimit=TEXT),
+        describe_members(sizeLimit={**TEXT, "pattern": "^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"}),
         lambda shm, _: {"sharedMemory": shm["sizeLimit"]} if isinstance(shm, Mapping) and "sizeLimit" in shm else {},
     ),
     FormerField(
@@ -119,7 +119,7 @@ class Schema(SpecSchema):
         """The fields of the release before, the kernel's first."""
 
     def take_over(self, spec: Any) -> Any:
-        """Return a stored spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
+        """Return a spec in the form of this version. Raises: InvalidManifest, if a field has no replacement."""
         return take_over_former(spec, self.former)
 
     def list_former(self, spec: Any) -> Mapping[str, Any]:
@@ -141,7 +141,9 @@ class Schema(SpecSchema):
 
     def list_fixed(self, stage: Stage) -> tuple[str, ...]:
         """Return the members that may no longer change from a stage of the job on, the kernel's first."""
-        return (*_FIXED[stage], *(name for part in self.owned if part.fixed_once == stage for name in part.names))
+        parts = [part for part in self.owned if part.fixed_once == stage]
+        former = (field.path for part in parts for field in part.former if "." not in field.path)
+        return (*_FIXED[stage], *(name for part in parts for name in part.names), *former)
 
 
 def list_mounts(job: "DDPTrainingJob") -> dict[str, str]:

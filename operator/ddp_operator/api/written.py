@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.former import find_former
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource, split_problem
 from ddp_operator.api.schema import Schema
@@ -38,12 +37,9 @@ _ELSEWHERE = {
 def parse_written(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
     """Return the typed resource. Raises: InvalidManifest."""
     refuse_oversize(raw.get("spec"))
-    removed = find_former(raw.get("spec"), schema.former)
-    if removed:
-        raise InvalidManifest(removed)
     document = document_of(schema.spec)
     try:
-        return parse_resource({**raw, "spec": as_stored(raw.get("spec"), document)}, schema)
+        return parse_resource({**raw, "spec": as_stored(schema.take_over(raw.get("spec")), document)}, schema)
     except InvalidManifest as refused:
         if not isinstance(refused.__cause__, msgspec.ValidationError):
             raise

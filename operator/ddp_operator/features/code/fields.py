@@ -116,7 +116,7 @@ def _list_mounts(spec: Spec) -> dict[str, str]:
 
 
 def _take_over_claim(name: Any, spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"code": {"source": f"{CLAIM}/{name}/{spec['code'].get('path')}"}}
+    return {"code": {"source": f"{CLAIM}/{name}/{spec['code'].get('path') or ''}"}}
 
 
 def _take_over_commit(commit: Any, spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,6 +134,12 @@ FIELDS: Final = OwnFields(
             "self.matches('^(configmap/[^/]+|claim/[^/]+/[^/].*|image/.+)$') && !self.matches('/[.][.](/|$)')",
             "must be configmap/NAME, claim/NAME/PATH without '..', or image/REPOSITORY@sha256:…; use `ddp submit "
             "--workdir`, which sets it",
+        ),
+        CelRule(
+            "spec.code",
+            "has(self.path) == has(self.claimName)",
+            "must be set together with claimName; write both as source: claim/NAME/PATH",
+            field=".path",
         ),
         CelRule(
             "spec.code.digest",
@@ -174,7 +180,7 @@ FIELDS: Final = OwnFields(
         FormerField(
             "code.image",
             f"write code.source: {IMAGE}/REPOSITORY@sha256:…",
-            TEXT,
+            {**TEXT, "pattern": "^[^ @]+[^/@]@sha256:[0-9a-f]{64}$"},
             lambda name, _: {"code": {"source": f"{IMAGE}/{name}"}},
         ),
         FormerField("code.commit", "write code.revision", TEXT, _take_over_commit),

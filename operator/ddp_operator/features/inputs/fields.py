@@ -108,7 +108,10 @@ def _take_over_cache(cache: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 FORMER: Final = FormerField(
-    "inputs[].nodeCache", "write nodePath with the value of its path", describe_members(path=TEXT), _take_over_cache
+    "inputs[].nodeCache",
+    "write nodePath with the value of its path",
+    describe_members(path={**TEXT, "pattern": "^/[^:]*[^/:]$"}),
+    _take_over_cache,
 )
 
 

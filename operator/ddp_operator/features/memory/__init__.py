@@ -66,7 +66,10 @@ FIELDS: Final = OwnFields(
             "checkpoint.memory",
             "write checkpoint.memoryInterval with the value of its interval; for enabled: false write 0, for enabled: "
             "true sharedMemory: 50%",
-            describe_members(enabled={**TEXT, "type": "boolean"}, interval={**TEXT, "type": "integer"}),
+            describe_members(
+                enabled={**TEXT, "type": "boolean"},
+                interval={**TEXT, "type": "integer", "minimum": 1, "maximum": 1_000_000},
+            ),
             _take_over_memory,
         ),
     ),

@@ -122,7 +122,7 @@ def _take_over_network(network: Any, _: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"preflight": {name: value for name, value in network.items() if name != "profile"}}
 
 
-# A stored job may have the former field.
+# A job may have the former field.
 _REQUIRED: Final = f"({read_or_default('preflight.require', False)} || {read_or_default('network.require', False)})"
 _CHECKS: Final = read_or_default("preflight.checks", [])
 FIELDS: Final = OwnFields(
@@ -166,10 +166,13 @@ FIELDS: Final = OwnFields(
             "write transports, require and minPairMegabytesPerSecond into preflight; for profile, name one of "
             "deploy/profiles in profileRef",
             describe_members(
-                profile=TEXT,
-                transports={"type": "array", "items": TEXT, "description": TEXT["description"]},
+                profile={
+                    **TEXT,
+                    "x-kubernetes-validations": [{"rule": "self == 'auto'", "message": NETWORK_PROFILE_REMOVED}],
+                },
+                transports={**TEXT, "type": "array", "items": TEXT, "maxItems": 8},
                 require={**TEXT, "type": "boolean"},
-                minPairMegabytesPerSecond={**TEXT, "type": "integer"},
+                minPairMegabytesPerSecond={**TEXT, "type": "integer", "minimum": 0, "maximum": 10**7},
             ),
             _take_over_network,
         ),

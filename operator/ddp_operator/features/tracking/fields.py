@@ -137,7 +137,7 @@ FIELDS: Final = OwnFields(
         require(
             "tracking",
             "has(self.tracking.tensorboardPath) || has(self.tracking.mlflow) || has(self.tracking.wandb)"
-            " || has(self.tracking.tensorboard)",  # of a stored job
+            " || has(self.tracking.tensorboard)",  # deprecated
             "needs a tracker; add tensorboardPath, mlflow or wandb, or remove tracking",
         ),
         CelRule(
@@ -158,7 +158,7 @@ FIELDS: Final = OwnFields(
         FormerField(
             "tracking.tensorboard",
             "write tracking.tensorboardPath with the value of its path",
-            describe_members(path=TEXT),
+            describe_members(path={**TEXT, "pattern": "^/"}),
             _take_over_tensorboard,
         ),
     ),

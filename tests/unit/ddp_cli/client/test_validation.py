@@ -71,7 +71,6 @@ ROWS = [
     BrokenManifest("suspend as text", "crd", job(suspend="yes"), 'spec.suspend: Invalid value: "string": spec.suspend in body must be of type boolean: "string"; write true or false, without quotes'),
     BrokenManifest("one pattern without a list", "crd", job(metrics={"logPatterns": "(?P<step>.)"}), "spec.metrics.logPatterns: Invalid value: \"string\": spec.metrics.logPatterns in body must be of type array: \"string\"; write a list: [a, b], or one line with '- ' for each item"),
     BrokenManifest("end without its field", "crd", job(idle=8), 'spec.idle: Invalid value: "integer": spec.idle in body must be of type object: "integer"; write its fields below it: minutes, action'),
-    BrokenManifest("field of the release before", "crd", job(shm={"sizeLimit": "8Gi"}), "spec.shm: removed; write sharedMemory: 8Gi with the value of its sizeLimit"),
     BrokenManifest("job of another operator", "crd", "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "kind: the file has no kind DDPTrainingJob (found: PyTorchJob); convert the PyTorchJob with `ddp convert`"),
     BrokenManifest("script instead of a job", "crd", "import torch\n", "the file: contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"),
     BrokenManifest("containers without a list", "operator", job(template={"spec": {"containers": trainer()}}), "spec.template.spec.containers: must be a list; write '- ' before the first member of each container"),

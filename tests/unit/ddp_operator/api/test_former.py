@@ -1,11 +1,8 @@
-"""Fields of the release before: stored ones are taken over, new ones are refused with what replaces them."""
+"""Fields of the release before are taken over, and named with what replaces them."""
 
 from __future__ import annotations
 
-import pytest
-
 from ddp_operator.api.crd import build_spec_schema
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.former import FormerField, find_former, list_changed, take_over_former
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import KERNEL
@@ -29,9 +26,9 @@ def test_values_of_another_shape_are_kept_for_their_refusal() -> None:
         assert list_changed(spec, (MOVED, OF_ITEMS)) == {}
 
 
-def test_refusal_names_the_item_and_the_replacement() -> None:
+def test_warning_names_the_item_and_the_replacement() -> None:
     (refused,) = find_former({"list": [{}, {"b": 1}]}, (MOVED, OF_ITEMS))
-    assert str(refused) == "spec.list[1].b: removed; write c"
+    assert str(refused) == "spec.list[1].b: deprecated until 0.4; write c"
 
 
 def test_members_whose_form_has_changed_are_listed_as_stored() -> None:
@@ -41,11 +38,10 @@ def test_members_whose_form_has_changed_are_listed_as_stored() -> None:
     }  # fmt: skip
 
 
-def test_stored_job_is_read_and_written_one_is_refused() -> None:
+def test_stored_job_and_written_one_are_read() -> None:
     old = resource(shm={"sizeLimit": "8Gi"})
     assert parse_resource(old, KERNEL).spec == parse_resource(resource(sharedMemory="8Gi"), KERNEL).spec
-    with pytest.raises(InvalidManifest, match=r"^spec\.shm: removed; write sharedMemory"):
-        parse_written(old, KERNEL)
+    assert parse_written(old, KERNEL).spec == parse_resource(old, KERNEL).spec
 
 
 def test_written_members_take_precedence() -> None:
@@ -53,8 +49,9 @@ def test_written_members_take_precedence() -> None:
     assert job.spec.shared_memory == "9Gi"
 
 
-def test_api_server_keeps_stored_fields_and_refuses_new_ones() -> None:
+def test_api_server_accepts_fields_with_their_bounds() -> None:
     shm = build_spec_schema(KERNEL)["properties"]["shm"]
     assert list(shm["properties"]) == ["sizeLimit"]
-    (rule,) = shm["x-kubernetes-validations"]
-    assert rule == {"rule": "false", "message": "removed; write sharedMemory: 8Gi with the value of its sizeLimit"}
+    assert "pattern" in shm["properties"]["sizeLimit"]
+    assert shm["description"].startswith("Deprecated until 0.4: write sharedMemory")
+    assert "x-kubernetes-validations" not in shm

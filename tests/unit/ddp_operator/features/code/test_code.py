@@ -34,6 +34,7 @@ def test_one_place_a_digest_and_plain_paths_are_required() -> None:
         f"{PATH}.digest": ("", "0" * 63, "G" * 64),
         f"{PATH}.mountPath": ("/", "", "code", "/a/", "/a/../b", "/opt/ddp-code", "/a:b"),
         f"{PATH}.pip": ("/requirements.txt", "../requirements.txt", "a/.."),
+        f"{PATH}.path": ("a",),
     }
     full = CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "revision": "1-dirty 2"}
     check_fields(FEATURE, {PATH: (full, CLAIM, IMAGE)}, bad)
