@@ -10,7 +10,7 @@ from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parts import CheckedTemplate, PodAddition
 from ddp_operator.api.schema import OwnFields
-from ddp_operator.api.spec import SpecFields
+from ddp_operator.api.spec import Scheduling, Spec, SpecFields
 from ddp_operator.decide.hooks import Feature
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -22,6 +22,15 @@ class PlacementFields(SpecFields, frozen=True, kw_only=True):
     """The kernel has the members of ``spec.scheduling``, which gangs read too."""
 
 
+class PlacementPart(OwnFields[PlacementFields]):
+    """What this feature does for those members: it has none of its own."""
+
+    def has_defaults(self, spec: Spec) -> bool:
+        """Return whether a job asks for nothing. Another one waits after a fault: it may not use another scheduler."""
+        default = Scheduling()
+        return all(getattr(spec.scheduling, name) == getattr(default, name) for name in Scheduling.__struct_fields__)
+
+
 def build_addition(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAddition:
     """Return the fields that ``spec.scheduling`` adds to a pod, after the values of the user's template."""
     scheduling = job.spec.scheduling
@@ -30,7 +39,7 @@ def build_addition(job: DDPTrainingJob, template: CheckedTemplate, attempt: int)
     if scheduling.scheduler_name is not None:
         fields["schedulerName"] = scheduling.scheduler_name
     if scheduling.priority_class_name is not None:
-        fields["priorityClassName"] = scheduling.priority_class_name
+        replaced["priorityClassName"] = scheduling.priority_class_name
 
     key = scheduling.topology_key or DEFAULT_TOPOLOGY_KEY
     # Only pods of this attempt: pods of the previous one must not influence the placement.
@@ -53,5 +62,5 @@ def build_addition(job: DDPTrainingJob, template: CheckedTemplate, attempt: int)
     return PodAddition(fields=fields, replaced=replaced)
 
 
-FIELDS: Final = OwnFields("placement", PlacementFields, pod=build_addition)
+FIELDS: Final = PlacementPart("placement", PlacementFields, pod=build_addition)
 FEATURE: Final = Feature(FIELDS.feature, maturity="stable", page="scaling.md", fields=FIELDS)
