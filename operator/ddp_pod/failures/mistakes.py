@@ -121,10 +121,11 @@ def _may_pass_natively(facts: ExceptionFacts) -> bool:
         return False
     if _has_looked_outside(facts) or _NATIVE.search(facts.message):
         return True
-    if facts.failing.device == "cpu" or _TORCH.search(facts.place):
+    is_device = facts.failing.device not in ("", "cpu")
+    if facts.failing.device == "cpu" or (_TORCH.search(facts.place) and not is_device):
         return False
     is_shared = THREAD in facts.failing.sources or _CHANGED in facts.message
-    return is_shared or bool(facts.failing.device or _MEDIATORS.search(facts.place)) or not facts.place
+    return is_shared or is_device or bool(_MEDIATORS.search(facts.place)) or not facts.place
 
 
 def _is_numeric(facts: ExceptionFacts) -> bool:
