@@ -38,6 +38,7 @@ _OF_QUERY: Final = re.compile(r".+\.(ProgrammingError|IntegrityError|DataError|N
 _REFUSALS: Final = (400, 405, 422)  # of HTTP: the request itself is wrong
 # What passes on another exception of the chain.
 _NEUTRAL: Final = re.compile(r"SystemExit\Z|(Base)?ExceptionGroup\Z|(multiprocessing|concurrent)\..*RemoteTraceback\Z")
+_OF_PATHS: Final = re.compile(r"shutil\.SameFileError\Z")  # whatever the files contain
 # Sources that make each value doubtful; others only what a check has found.
 _UNSTEADY: Final = {NETWORK, PROCESS, OTHER_RANKS, SIGNAL, FILE}
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
@@ -96,7 +97,7 @@ def _is_expected(facts: ExceptionFacts, outermost: ExceptionFacts) -> bool:
 
 def _may_pass(facts: ExceptionFacts) -> bool:
     """Return whether something speaks for it that another attempt does not raise an exception."""
-    if facts.lasting:
+    if facts.lasting or _has_type(facts, _OF_PATHS):
         return False
     sources = set(facts.failing.sources.split())
     if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - {THREAD}):
