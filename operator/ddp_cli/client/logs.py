@@ -27,6 +27,7 @@ from ddp_pod.contract.plain_files import open_plain
 from ddp_pod.contract.plan import decode_plan
 
 _POLL_SECONDS: Final = 1.0
+_WATCH_DELAY: Final = 0.2
 _FILE_SECONDS: Final = 0.2
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
 _END_SECONDS: Final = 15.0  # silence of an ended job's pods, whose nodes may be lost, after which no line is awaited
@@ -136,6 +137,8 @@ class PodLogs:
             return False
         if is_broken:
             time.sleep(_POLL_SECONDS)
+        elif self.watched is not None:
+            self.left.wait(_WATCH_DELAY)  # a watch tells of an end later than the stream
         return self._is_running(pod)
 
     def _is_running(self, pod: LogPod) -> bool:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ddp_cli.view.failures import describe_end, describe_place
 from ddp_cli.view.why import REMEDIES, describe_stragglers, omit_cluster_advice
 from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.resources import claim_of
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
@@ -27,6 +28,7 @@ from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.claims import name_claim
 from ddp_operator.decide.doubts import find_doubts
 from ddp_operator.decide.failures import describe_detail
+from ddp_operator.decide.pace import drop_eta
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import SCHEMA
 
@@ -171,8 +173,14 @@ def interrupt(
     if job.status.phase in ENDED_PHASES:
         return None
     message = explain_interruption(resource, job.status, command, number=number)
-    decision = fail(State(job, Observation(), now), None, c.INTERRUPTED, message)
-    return {**resource, "status": msgspec.to_builtins(c.summarize(decision.status, job.spec))}
+    return {**resource, "status": build_failed_status(job, c.INTERRUPTED, message, now)}
+
+
+def build_failed_status(job: DDPTrainingJob, reason: str, message: str, now: datetime) -> dict[str, Any]:
+    """Return the status of a job that ends without a pass, so that no feature completes it."""
+    status = fail(State(job, Observation(), now), None, reason, message).status
+    status = msgspec.structs.replace(status, progress=drop_eta(status.progress))
+    return cast(dict[str, Any], msgspec.to_builtins(c.summarize(status, job.spec)))
 
 
 def _describe_obstacle(status: Status) -> str:

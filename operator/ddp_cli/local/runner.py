@@ -18,7 +18,7 @@ import msgspec
 
 from ddp_cli.local.adapt import Finding
 from ddp_cli.local.container import ClaimInUse, ClaimLock
-from ddp_cli.local.ending import describe_run, interrupt
+from ddp_cli.local.ending import build_failed_status, describe_run, interrupt
 from ddp_cli.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_cli.local.local_cluster import LocalCluster
 from ddp_cli.local.log_times import LogClock
@@ -34,13 +34,11 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.claims import exclusive_claim, explain_use, name_claim
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import report_changes
 from ddp_operator.decide.pace import build_paced_progress, drop_pace
 from ddp_operator.decide.report import Page, apply_progress
-from ddp_operator.decide.state import Observation, State
 from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.completing import CompletingReconciler
@@ -336,9 +334,8 @@ class Run:
         if resource is None or self._is_over():
             return
         try:
-            state = State(parse_resource(resource, SCHEMA), Observation(), utc_now())
-            decision = fail(state, None, c.OPERATOR_ERROR, message)
-            self._cluster.store.change(resource, status=msgspec.to_builtins(c.summarize(decision.status, state.spec)))
+            job = parse_resource(resource, SCHEMA)
+            self._cluster.store.change(resource, status=build_failed_status(job, c.OPERATOR_ERROR, message, utc_now()))
             self._read_status()
         except Exception as status_error:
             self._record_error("the last status", status_error)

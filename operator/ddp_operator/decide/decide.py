@@ -314,7 +314,7 @@ def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
 def _reject(state: State, refusal: Refusal) -> Decision:
     undecided = refusal.reason == c.SERVER_ERROR
     facts = [Fact(c.ACCEPTED, "Unknown" if undecided else "False", refusal.reason, refusal.message)]
-    waits = undecided or refusal.reason == c.CLAIM_IN_USE  # it starts without a change of the job
+    waits = undecided or refusal.reason in (c.CLAIM_IN_USE, c.FEATURE_FAULT)  # it starts without a change of the job
     status = replace(state.status, phase="Pending" if waits else "Rejected")
     status = set_conditions(status, facts, state.now, state.job.generation)
     return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)

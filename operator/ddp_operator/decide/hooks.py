@@ -29,7 +29,7 @@ from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
-from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.conditions import FEATURE_FAULT, Fact
 from ddp_operator.decide.losses import LOOK_SECONDS, list_nodes_in_use
 from ddp_operator.decide.state import (
     Decision,
@@ -571,7 +571,7 @@ class JobHooks(PassHooks):
 def name_fault(feature: str) -> Refusal:
     """Return the refusal of a job whose placement or preparation depends on a feature that has a fault."""
     text = f"the feature {feature} does not work, so the job waits; the operator's log has the fault: report it"
-    return Refusal("FeatureFault", text)
+    return Refusal(FEATURE_FAULT, text)
 
 
 def _check(name: str, result: T, kind: Any, is_valid: Callable[[T], bool] | None) -> T:

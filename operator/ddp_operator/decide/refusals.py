@@ -161,7 +161,7 @@ def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: 
 
 
 def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
-    """Return the stored status and one with the refusal. A job that names a missing object stays Pending.
+    """Return the stored status and one with the refusal. A job that waits for an object or a feature stays Pending.
 
     A job that has ended keeps its status.
     """
@@ -171,7 +171,7 @@ def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime)
     generation = (resource.get("metadata") or {}).get("generation") or 0
     new = old
     if not old.attempt:
-        waits = refusal.reason == c.PROFILE_NOT_FOUND
+        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.FEATURE_FAULT)
         new = replace(old, phase="Pending" if waits else "Rejected")
     fact = Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)
     return old, summarize(set_conditions(new, [fact], now, generation))

@@ -65,7 +65,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     stalls.FEATURE,
     tracing.FEATURE,
     tracking.FEATURE,
-    usage.FEATURE,
+    usage.FEATURE,  # after pace, whose rates it reads
     waiting.FEATURE,
     # Last, as it explains more than what peers know of a silent node.
     lost_nodes.FEATURE,

@@ -26,10 +26,11 @@ _PROPERTIES: Final = {
 }
 # A sentence, or the part after a comma, that begins with what to do. "call stack" and "set of" are nouns.
 _ADVICE: Final = re.compile(
-    r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
+    r"(?:^|[.!?;,:]\s+\(?|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
     r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
-    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid|work around))\b"
-    r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
+    r"|you (?:can(?= (?:\w+ly |also )?(?:work around|use|avoid|fix|set)\b)|need|should|must|have to)"
+    r"|to (?:fix|solve|avoid|work around))\b"
+    r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\)?(?:\s|$)|\n|$)",
     re.I,
 )
 

@@ -38,6 +38,7 @@ _OF_QUERY: Final = re.compile(r".+\.(ProgrammingError|IntegrityError|DataError|N
 _REFUSALS: Final = (400, 405, 422)  # of HTTP: the request itself is wrong
 # What passes on another exception of the chain.
 _NEUTRAL: Final = re.compile(r"SystemExit\Z|(Base)?ExceptionGroup\Z|(multiprocessing|concurrent)\..*RemoteTraceback\Z")
+_OF_PATHS: Final = re.compile(r"shutil\.SameFileError\Z")  # whatever the files contain
 # Sources that make each value doubtful; others only what a check has found.
 _UNSTEADY: Final = {NETWORK, PROCESS, OTHER_RANKS, SIGNAL, FILE}
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
@@ -96,7 +97,7 @@ def _is_expected(facts: ExceptionFacts, outermost: ExceptionFacts) -> bool:
 
 def _may_pass(facts: ExceptionFacts) -> bool:
     """Return whether something speaks for it that another attempt does not raise an exception."""
-    if facts.lasting:
+    if facts.lasting or _has_type(facts, _OF_PATHS):
         return False
     sources = set(facts.failing.sources.split())
     if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - {THREAD}):
@@ -121,10 +122,11 @@ def _may_pass_natively(facts: ExceptionFacts) -> bool:
         return False
     if _has_looked_outside(facts) or _NATIVE.search(facts.message):
         return True
-    if facts.failing.device == "cpu" or _TORCH.search(facts.place):
+    is_device = facts.failing.device not in ("", "cpu")
+    if facts.failing.device == "cpu" or (_TORCH.search(facts.place) and not is_device):
         return False
     is_shared = THREAD in facts.failing.sources or _CHANGED in facts.message
-    return is_shared or bool(facts.failing.device or _MEDIATORS.search(facts.place)) or not facts.place
+    return is_shared or is_device or bool(_MEDIATORS.search(facts.place)) or not facts.place
 
 
 def _is_numeric(facts: ExceptionFacts) -> bool:

@@ -108,6 +108,24 @@ def _advise_on_constraint(last: FrameType) -> str:
     return f"let {name} satisfy the constraint: {how}"
 
 
+def _advise_on_operator(_: BaseException, last: FrameType) -> str:
+    """Return how to compute with sharded tensors what has no rule for their shards."""
+    if not str(last.f_globals.get("__name__")).startswith("torch.distributed.tensor."):
+        return ""
+    return "compute it on to_local() or full_tensor() of the sharded tensors, or register a sharding strategy for it"
+
+
+def _advise_on_derivative(error: BaseException, last: FrameType) -> str:
+    """Return what to do about an operation of a first backward() that a second one cannot differentiate."""
+    message = str(error)
+    is_second = message.startswith("derivative for aten::") and "_backward" in message.partition(" is not ")[0]
+    if not is_second or last.f_globals.get("__name__") != "torch.autograd.graph":
+        return ""
+    is_attention = "scaled_dot_product" in message
+    kernel = "sdpa_kernel(SDPBackend.MATH)" if is_attention else "another implementation"
+    return f"compute the gradient without create_graph=True, or by operations that have a second derivative ({kernel})"
+
+
 _BY_CLASS: Final[dict[tuple[str, str], Callable[[Any, FrameType], str]]] = {
     ("re", "error"): _advise_on_pattern,
     ("re", "PatternError"): _advise_on_pattern,
@@ -115,6 +133,8 @@ _BY_CLASS: Final[dict[tuple[str, str], Callable[[Any, FrameType], str]]] = {
     ("shutil", "SameFileError"): _advise_on_same_file,
     ("torch.utils.checkpoint", "CheckpointError"): _advise_on_checkpoint,
     ("builtins", "ValueError"): _advise_on_value,
+    ("builtins", "NotImplementedError"): _advise_on_operator,
+    ("builtins", "RuntimeError"): _advise_on_derivative,
 }
 
 

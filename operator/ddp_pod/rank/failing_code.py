@@ -5,6 +5,7 @@ No code of the script runs: values are read from frames, by type.
 
 import ast
 import linecache
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -33,6 +34,7 @@ from .ways import Root, list_ways
 
 _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
 _MOST_VALUES: Final = 6
+_LOADED: Final = time.time()  # in a rank before its script starts; helpers are forked, or later
 _CODE_LIMIT: Final = 120  # characters
 _VALUES_LIMIT: Final = 300
 _PLAIN_TYPES: Final = (type(None), bool, int, float, str, list, tuple, dict)
@@ -59,14 +61,17 @@ class _Part(NamedTuple):
     is_helper: bool = False
 
 
-def find_failing_code(error: BaseException) -> FailingCode:
-    """Return what the frames of an exception show. Raises: anything that a source file or a value may cause."""
+def find_failing_code(error: BaseException, since: float = _LOADED) -> FailingCode:
+    """Return what the frames of an exception show. ``since``: when the rank started.
+
+    Raises: anything that a source file or a value may cause.
+    """
     traces = list(_list_traces(error.__traceback__))
     batch = describe_batch(traces)
     if batch:
         return FailingCode(values=_shorten(batch, _VALUES_LIMIT))
     own_trace = _find_own(traces)
-    sources = _find_sources(traces)
+    sources = _find_sources(traces, since)
     is_silent = isinstance(error, SystemExit) and (type(error.code) is not str or own_trace is not traces[-1])
     if not traces or is_silent or isinstance(error, SyntaxError):  # which names the line itself
         return FailingCode(sources=sources)
@@ -120,10 +125,10 @@ def _find_documentation(traces: list[TracebackType], own: TracebackType | None) 
     return read_documentation(traces[-1].tb_frame.f_code) if is_direct else ""
 
 
-def _find_sources(traces: list[TracebackType]) -> str:
+def _find_sources(traces: list[TracebackType], since: float) -> str:
     threads = "" if is_alone() else THREAD
     with suppress(Exception):  # the rest is recorded without them
-        return f"{find_sources(traces)} {threads}".strip()
+        return f"{find_sources(traces, since)} {threads}".strip()
     return threads
 
 

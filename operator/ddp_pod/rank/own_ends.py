@@ -6,6 +6,7 @@ The functions of os and signal for this are replaced before the program starts. 
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType
@@ -19,11 +20,13 @@ _TIMERS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """The signals of setitimer's three timers, by their numbers."""
 _TEXT_LIMIT: Final = 160
 _ARGUMENT_LIMIT: Final = 100
+_MOST_CHANGES: Final = 32  # of the call that is noted for an exit code
 
 
 def observe_own_ends(path: str) -> None:
     """Note such calls of this process and of those that it forks. ``path``: of the file."""
     notes: dict[int, OwnEnd] = {}
+    changes: Counter[int] = Counter()
 
     def note(code: int, call: str, frame: FrameType, *, is_timer: bool) -> None:
         if LIBRARY.search(frame.f_code.co_filename):
@@ -31,9 +34,13 @@ def observe_own_ends(path: str) -> None:
         name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
         place = f"{name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
         end = OwnEnd(os.getpid(), call, place[:_TEXT_LIMIT], is_timer)
-        if notes.get(code) != end:
-            notes[code] = end
-            write_json(path, {str(known): noted for known, noted in notes.items()})
+        if notes.get(code) == end or changes[code] == _MOST_CHANGES:
+            return
+        changes[code] += 1
+        notes[code] = end
+        if changes[code] == _MOST_CHANGES:
+            del notes[code]  # a timer that is set in turn at two lines would be written in each step
+        write_json(path, {str(known): noted for known, noted in notes.items()})
 
     def replace(module: Any, name: str, find_code: Callable[..., int], *, is_timer: bool = False) -> None:
         """Replace a function. ``find_code``: returns the exit code of a call, as a shell has it, or 0."""
@@ -96,8 +103,9 @@ def _find_signal(number: int) -> int:
 
 
 def _find_alarm(seconds: int) -> int:
-    return _find_signal(signal.SIGALRM) if seconds else 0
+    # Also with a handler: the timer may outlive it.
+    return 128 + signal.SIGALRM if seconds else 0
 
 
 def _find_timer(which: int, seconds: float, interval: float = 0.0) -> int:
-    return _find_signal(_TIMERS[which]) if seconds else 0
+    return 128 + _TIMERS[which] if seconds else 0

@@ -7,22 +7,26 @@ called, and the arguments of its callers. No code of the script runs.
 
 import ast
 import builtins
+import re
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from ..base.exceptions import CLOCK, LIBRARY, MACHINE, NETWORK, OTHER_RANKS, PROCESS, RANDOM, SIGNAL
+from ..base.exceptions import CLOCK, FILE, LIBRARY, MACHINE, NETWORK, OTHER_RANKS, PROCESS, RANDOM, SIGNAL
+from .bindings import Binding, Bindings
 from .calls import find_scope
 from .script_objects import find_member, find_module_name, is_instance
+from .source_files import is_changing
 from .statements import find_expression, find_path, find_position, parse_file
 from .values import MISSING, read_operand
 
 _MOST_NODES: Final = 2000
 _MOST_FRAMES: Final = 4
+_MOST_TEXT: Final = 1000  # characters of a value
 _DEEPEST: Final = 3  # functions that the script calls
 _NETWORKS: Final = {
     "socket", "ssl", "ftplib", "smtplib", "imaplib", "xmlrpc.client", "requests",
@@ -51,31 +55,43 @@ _COLLECTIVES: Final = {
 _NOW: Final = {"now", "utcnow", "today"}
 _STATUSES: Final = ("returncode", "exitcode")
 _LAYOUT: Final = {"shape", "size", "dim", "ndim", "dtype", "device", "numel", "len", "isinstance", "type", "hasattr"}
-_INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_WAITS: Final = {"wait", "wait_for", "acquire", "is_set", "is_alive"}  # of threading, for other threads
+_ADDRESS: Final = re.compile(r"\b(?!file:)[a-z][a-z0-9+]*://\w")
 
 
 class _Scope(NamedTuple):
-    """Code whose names are looked up. ``tree``: its function, or the module; ``read``: see ``read_operand``."""
+    """Code whose names are looked up. ``tree``: its function, or the module; ``read``: see ``read_operand``.
+
+    ``path``: of its file; ``table``: the names of its module; ``depth``: how many others lead to it.
+    """
 
     tree: ast.AST
-    code: CodeType | None
+    path: str
+    table: dict[str, Any]
     read: Callable[[ast.expr], tuple[ast.expr, Any]]
     depth: int = 0
 
     @property
-    def parameters(self) -> tuple[str, ...]:
+    def parameters(self) -> list[str]:
         """The names of the function's parameters."""
-        code = self.code
-        count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
-        return () if code is None else code.co_varnames[:count]
+        arguments = getattr(self.tree, "args", None)
+        return [node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)] if arguments else []
 
 
-def find_sources(traces: Sequence[TracebackType]) -> str:
+class _Code(NamedTuple):
+    """The code of a frame that runs. ``path``: the statements and blocks around it, the outermost first."""
+
+    path: list[ast.AST]
+    statement: ast.stmt | None
+    expression: ast.AST | None
+
+
+def find_sources(traces: Sequence[TracebackType], since: float) -> str:
     """Return from where the values of failing code come, as words of ``base.exceptions``; empty: nothing is known.
 
-    Raises: anything that a source file or a value may cause.
+    ``since``: when the rank started. Raises: anything that a source file or a value may cause.
     """
-    search = _Search()
+    search = _Search(since)
     search.add_handlers(traces)
     search.add_libraries(traces)
     is_script = False
@@ -87,26 +103,29 @@ def find_sources(traces: Sequence[TracebackType]) -> str:
         scope = _build_scope(trace.tb_frame)
         if scope is None:
             continue
-        if not search.explore(scope, _list_decisive(scope, trace)):
+        code = _find_code(scope, trace)
+        search.add_call(scope, code)
+        if not search.explore(scope, _list_decisive(scope, code)) and is_script:
             break
     return " ".join(sorted(search.found))
 
 
 class _Search:
-    """``found``: the sources so far."""
+    """``found``: the sources so far. ``since``: when the rank started."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
         self.found: set[str] = set()
+        self._since = since
         self._seen: set[tuple[int, bool]] = set()
         self._names: set[tuple[int, str, bool]] = set()
-        self._bindings: dict[int, dict[str, list[ast.AST]]] = {}  # of each scope
-        self._trees: list[ast.AST] = []  # kept, so that no other one gets the id of one
+        self._bindings: dict[str, Bindings] = {}  # of each file
+        self._failed: set[int] = set()  # calls
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        self._handlers = [handler.__code__ for handler in handlers if type(handler) is FunctionType]
 
     def add_handlers(self, traces: Sequence[TracebackType]) -> None:
         """Add that a signal has called the code that raised."""
-        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-        codes = [handler.__code__ for handler in handlers if type(handler) is FunctionType]
-        if any(trace.tb_frame.f_code is code for trace in traces for code in codes):
+        if any(trace.tb_frame.f_code is code for trace in traces for code in self._handlers):
             self.found.add(SIGNAL)
 
     def add_libraries(self, traces: Sequence[TracebackType]) -> None:
@@ -117,6 +136,14 @@ class _Search:
             name = trace.tb_frame.f_globals.get("__name__")
             if type(name) is str and _uses_network(name):
                 self.found.add(NETWORK)
+
+    def add_call(self, scope: _Scope, code: _Code) -> None:
+        """Add what the call that failed has read itself: nothing has come from it yet."""
+        call = code.expression
+        if isinstance(call, ast.Call):
+            self._failed.add(id(call))
+            if is_changing(call, scope.read, self._since):
+                self.found.add(FILE)
 
     def explore(self, scope: _Scope, nodes: Sequence[ast.AST]) -> bool:
         """Add the sources of nodes. Returns whether these depend on the scope's arguments."""
@@ -131,44 +158,95 @@ class _Search:
             waiting.extend((scope, child, is_layout) for child in ast.iter_child_nodes(node))
             if isinstance(node, ast.Call):
                 waiting.extend((*item, is_layout) for item in self._call(scope, node, is_layout=is_layout))
+            elif isinstance(node, ast.Constant):
+                self._add_address(scope, node.value)
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
                 self._add_owner(scope, node)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                depends = depends or (scope.depth == 0 and node.id in scope.parameters)
-                key = (id(scope.tree), node.id, is_layout)
+                depends = depends or (scope.depth == 0 and getattr(node, "id", "") in scope.parameters)
+                name = node.id if isinstance(node, ast.Name) else f".{node.attr}"
+                key = (id(scope.tree), name, is_layout)
                 if key not in self._names:
                     self._names.add(key)
-                    waiting.extend((scope, value, is_layout) for value in self._find_bindings(scope, node.id))
+                    waiting.extend((*item, is_layout) for item in self._follow(scope, node))
         return depends
 
-    def _find_bindings(self, scope: _Scope, name: str) -> list[ast.AST]:
-        key = id(scope.tree)
-        if key not in self._bindings:
-            self._trees.append(scope.tree)
-            self._bindings[key] = _index_bindings(scope)
-        return self._bindings[key].get(name, [])
+    def _follow(self, scope: _Scope, node: "ast.Name | ast.Attribute") -> list[tuple[_Scope, ast.AST]]:
+        """Return what a name or an attribute may have got, with the code that has given it."""
+        file = self._index(scope)
+        if file is None:
+            return []
+        is_library = LIBRARY.search(scope.path)
+        if isinstance(node, ast.Attribute):
+            bindings = [] if is_library else file.list_of_attribute(node.attr)
+        else:
+            bindings = file.list_of_name(scope.tree, node.id)
+            if scope.depth and node.id in scope.parameters:
+                bindings = bindings + file.list_arguments(scope.tree)
+            calls = file.list_calls_with(scope.tree, node.id)
+            self._add_peers(scope, [call for call in calls if call.scope is scope.tree or not is_library])
+        if is_library:
+            bindings = [binding for binding in bindings if binding.scope is scope.tree]
+        inner = [(self._enter(scope, binding), binding.value) for binding in bindings]
+        return [item for item in inner if item[0].depth <= _DEEPEST]
+
+    def _add_peers(self, scope: _Scope, calls: Sequence[Binding]) -> None:
+        """Add that a call may fill its arguments with what other ranks have sent."""
+        for binding in calls:
+            if id(binding.value) in self._failed:
+                continue
+            inner = self._enter(scope, binding)
+            function = _read_function(inner, binding.value.func) if isinstance(binding.value, ast.Call) else MISSING
+            if function is not MISSING and _find_source(function, inner) == OTHER_RANKS:
+                self.found.add(OTHER_RANKS)
+
+    def _index(self, scope: _Scope) -> Bindings | None:
+        if scope.path not in self._bindings:
+            tree = parse_file(scope.path)
+            if tree is None:
+                return None
+            self._bindings[scope.path] = Bindings(tree)
+        return self._bindings[scope.path]
+
+    def _enter(self, scope: _Scope, binding: Binding) -> _Scope:
+        if binding.scope is scope.tree:
+            return scope
+        lines = {binding.scope.lineno} if isinstance(binding.scope, (ast.FunctionDef, ast.Lambda)) else set()
+        if any(code.co_filename == scope.path and code.co_firstlineno in lines for code in self._handlers):
+            self.found.add(SIGNAL)
+        return _build_inner_scope(binding.scope, scope.path, scope.table, scope.depth + 1)
 
     def _call(self, scope: _Scope, call: ast.Call, *, is_layout: bool) -> list[tuple[_Scope, ast.AST]]:
         """Add the source of a call. Returns what the function returns, if it is one of the script."""
         if any(keyword.arg == "timeout" for keyword in call.keywords):
             self.found.add(CLOCK)
+        if is_changing(call, scope.read, self._since):
+            self.found.add(FILE)
         function = _read_function(scope, call.func)
         if function is MISSING or function is None:
             return []
         source = _find_source(function, scope)
         if source and not (is_layout and source in (RANDOM, CLOCK)):
             self.found.add(source)
+        if source == OTHER_RANKS:
+            return []
         inner = _build_function_scope(function, scope.depth + 1) if scope.depth < _DEEPEST else None
         if inner is None:
             return []
         results = (node.value for node in ast.walk(inner.tree) if isinstance(node, (ast.Return, ast.Yield)))
         return [(inner, value) for value in results if value is not None]
 
+    def _add_address(self, scope: _Scope, value: Any) -> None:
+        if type(value) is str and _ADDRESS.search(value[:_MOST_TEXT]) and not LIBRARY.search(scope.path):
+            self.found.add(NETWORK)
+
     def _add_owner(self, scope: _Scope, node: "ast.Name | ast.Attribute") -> None:
         if isinstance(node, ast.Attribute) and node.attr in _STATUSES:
             self.found.add(PROCESS)
         part, value = scope.read(node)
-        if part is node and value is not MISSING and not is_instance(value, type, ModuleType, FunctionType):
+        if part is not node or value is MISSING:
+            return
+        self._add_address(scope, value)
+        if not is_instance(value, type, ModuleType, FunctionType):
             module = find_module_name(type(value))
             if _is_below(module, _PROCESSES):
                 self.found.add(PROCESS)
@@ -213,7 +291,8 @@ def _name_source(module: str, name: str, scope: _Scope) -> str:
         return MACHINE if name in _OF_PATHS else ""
     if module in _COLLECTIVES:
         return "" if name.startswith(("get_", "is_", "new_", "init_")) else OTHER_RANKS
-    if module == "time" or (module == "datetime" and name in _NOW):
+    is_wait = module in ("threading", "_thread") and name in _WAITS
+    if is_wait or module == "time" or (module == "datetime" and name in _NOW):
         return CLOCK
     if _is_below(module, _RANDOM):
         return "" if _is_seeded(scope) else RANDOM
@@ -255,19 +334,25 @@ def _list_used(module: ModuleType) -> Iterator[str]:
 
 
 def _build_scope(frame: FrameType) -> _Scope | None:
-    tree = parse_file(frame.f_code.co_filename)
+    path = frame.f_code.co_filename
+    tree = parse_file(path)
     scope = None if tree is None else find_scope(tree, frame.f_code)
-    return None if scope is None else _Scope(scope, frame.f_code, lambda node: read_operand(frame, node))
+    return None if scope is None else _Scope(scope, path, frame.f_globals, lambda node: read_operand(frame, node))
+
+
+def _build_inner_scope(tree: ast.AST, path: str, table: dict[str, Any], depth: int) -> _Scope:
+    names = {**vars(builtins), **table}
+    return _Scope(tree, path, table, lambda node: _read_global(names, node), depth)
 
 
 def _build_function_scope(function: Any, depth: int) -> _Scope | None:
     """Return the scope of a function of the script; None: it is no such function."""
     if type(function) is not FunctionType or LIBRARY.search(function.__code__.co_filename):
         return None
-    tree = parse_file(function.__code__.co_filename)
+    path = function.__code__.co_filename
+    tree = parse_file(path)
     scope = None if tree is None else find_scope(tree, function.__code__)
-    table = {**vars(builtins), **function.__globals__}
-    return None if scope is None else _Scope(scope, function.__code__, lambda node: _read_global(table, node), depth)
+    return None if scope is None else _build_inner_scope(scope, path, function.__globals__, depth)
 
 
 def _read_global(table: "dict[str, Any]", node: ast.expr) -> tuple[ast.expr, Any]:
@@ -284,16 +369,20 @@ def _read_global(table: "dict[str, Any]", node: ast.expr) -> tuple[ast.expr, Any
 
 def _is_seeded(scope: _Scope) -> bool:
     """Return whether the script calls a function that sets a seed."""
-    tree = None if scope.code is None else parse_file(scope.code.co_filename)
+    tree = parse_file(scope.path)
     names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in ast.walk(tree or ast.Module([], [])))
     return any("seed" in name for name in names if type(name) is str)
 
 
-def _list_decisive(scope: _Scope, trace: TracebackType) -> list[ast.AST]:
-    """Return the conditions of a raise, or the expression that failed."""
+def _find_code(scope: _Scope, trace: TracebackType) -> _Code:
     position = find_position(trace.tb_frame.f_code, trace.tb_lasti)
     path = find_path(scope.tree, trace.tb_lineno, position[2] if position else None)
-    statement, expression = find_expression(path, position)
+    return _Code(path, *find_expression(path, position))
+
+
+def _list_decisive(scope: _Scope, code: _Code) -> list[ast.AST]:
+    """Return the conditions of a raise, or the expression that failed."""
+    path, statement, expression = code
     if statement is None:
         return []
     if not _is_check(statement, expression):
@@ -302,7 +391,7 @@ def _list_decisive(scope: _Scope, trace: TracebackType) -> list[ast.AST]:
     tests: list[ast.AST] = [node.test for node in blocks if isinstance(node, (ast.If, ast.While, ast.Assert))]
     if tests or not isinstance(scope.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return tests
-    return [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and node.lineno < trace.tb_lineno]
+    return [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and node.lineno < statement.lineno]
 
 
 def _list_operands(call: ast.Call) -> list[ast.AST]:
@@ -316,47 +405,3 @@ def _is_check(statement: ast.stmt, expression: ast.AST | None) -> bool:
     call = expression if isinstance(expression, ast.Call) else None
     is_exit = isinstance(statement, ast.Expr) and call is not None and "exit" in ast.unparse(call.func)
     return is_exit or isinstance(statement, (ast.Raise, ast.Assert))
-
-
-def _index_bindings(scope: _Scope) -> dict[str, list[ast.AST]]:
-    """Return what each name gets in a scope: values, iterators and arguments of its methods."""
-    bindings: dict[str, list[ast.AST]] = {}
-    for node in _walk(scope.tree):
-        for name, value in _list_bindings(scope, node):
-            bindings.setdefault(name, []).append(value)
-    return bindings
-
-
-def _list_bindings(scope: _Scope, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each name that code binds or fills, and what it gets."""
-    if isinstance(node, ast.Assign):
-        yield from ((name, node.value) for target in node.targets for name in _list_names(target))
-    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
-        yield from ((name, node.value) for name in _list_names(node.target))
-    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-        yield from ((name, node.iter) for name in _list_names(node.target))
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield from ((name, node.context_expr) for name in _list_names(node.optional_vars))
-    elif isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-            yield from ((node.func.value.id, argument) for argument in node.args)
-        filled = [argument.id for argument in node.args if isinstance(argument, ast.Name)]
-        yield from ((name, node) for name in (filled if filled and _is_of_peers(scope, node) else ()))
-
-
-def _is_of_peers(scope: _Scope, call: ast.Call) -> bool:
-    """Return whether a call may fill its arguments with what other ranks have sent."""
-    function = _read_function(scope, call.func)
-    return function is not MISSING and _find_source(function, scope) == OTHER_RANKS
-
-
-def _walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function or module, without those of functions in it."""
-    for child in ast.iter_child_nodes(tree):
-        if not isinstance(child, _INNER):
-            yield child
-            yield from _walk(child)
-
-
-def _list_names(target: ast.AST) -> list[str]:
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]

@@ -352,7 +352,7 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
         with suppress(Exception):  # what is known without it is recorded
             helper = find_helper_code(error)
             is_remote = error.__cause__ is not None and is_remote_text(_name_type(type(error.__cause__)))
-            failing = helper or (failing if is_remote else find_failing_code(error))
+            failing = helper or (failing if is_remote else find_failing_code(error, since))
     return facts._replace(lasting=_is_lasting(error, facts, since), failing=failing)
 
 

@@ -15,8 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
+import torch.distributed.tensor
 from torch.utils.checkpoint import checkpoint
 
 from ddp_pod.contract.names import EXIT_USER_ERROR
@@ -54,6 +56,26 @@ def copy() -> None:
 
 def parse_day() -> None:
     datetime.strptime("2024/01/02", "%Y-%m-%d")
+
+
+def flip_twice() -> None:
+    torch.from_numpy(numpy.zeros(3)[::-1])
+
+
+def differentiate_twice() -> None:
+    query = torch.randn(1, 2, 4, 8, requires_grad=True)
+    output = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+    first.sum().backward()
+
+
+def quantize_shards() -> None:
+    namespace: dict[str, Any] = {"__name__": "torch.distributed.tensor._sharding_prop"}
+    source = (
+        "def propagate(): raise NotImplementedError('Operator aten.x does not have a sharding strategy registered.')"
+    )
+    exec(compile(source, torch.distributed.tensor.__file__, "exec"), namespace)
+    namespace["propagate"]()
 
 
 def read_long_field() -> None:
@@ -126,6 +148,9 @@ def leave_with_text() -> None:
         (step_in_half_precision, "keep the parameters in float32, and let torch.autocast compute in float16"),
         (recompute_otherwise, "checkpoint() calls block (line "),
         (leave_with_text, "or what it refuses: len(arguments) < 2"),
+        (flip_twice, "You can probably work around this by making a copy of your array with array.copy()"),
+        (differentiate_twice, "second derivative (sdpa_kernel(SDPBackend.MATH))"),
+        (quantize_shards, "to_local() or full_tensor() of the sharded tensors"),
     ],
 )
 def test_class_of_an_exception_and_its_frames_show_what_to_do(

@@ -42,6 +42,11 @@ def run_script(folder: Path, line: str) -> tuple[int, dict[int, OwnEnd]]:
         ("signal.raise_signal(signal.SIGUSR1)", -signal.SIGUSR1, "signal.raise_signal()"),
         ("signal.alarm(1); time.sleep(60)", -signal.SIGALRM, "signal.alarm()"),
         ("signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(60)", -signal.SIGALRM, "signal.setitimer()"),
+        (
+            "signal.signal(14, print); signal.alarm(1); signal.signal(14, signal.SIG_DFL); time.sleep(60)",
+            -signal.SIGALRM,
+            "signal.alarm()",
+        ),
     ],
 )
 def test_call_that_ends_a_process_is_noted_with_its_place(tmp_path: Path, line: str, exit_code: int, call: str) -> None:
@@ -55,7 +60,6 @@ def test_call_that_ends_a_process_is_noted_with_its_place(tmp_path: Path, line: 
 @pytest.mark.parametrize(
     "line",
     [
-        "signal.signal(signal.SIGALRM, lambda *_: None); signal.alarm(1)",
         "signal.alarm(0)",
         "os.kill(os.getpid(), 0)",
         "os._exit(0)",
@@ -75,6 +79,13 @@ def test_exit_of_a_child_is_noted_with_its_text(tmp_path: Path, argument: str, c
     exit_code, notes = run_script(tmp_path, line)
     assert exit_code == 0
     assert {noted: end.call for noted, end in notes.items()} == ({code: call} if code else {})
+
+
+def test_timer_that_two_lines_set_in_turn_is_written_some_times(tmp_path: Path) -> None:
+    line = """for _ in range(20):
+        signal.alarm(60)
+        signal.alarm(90)"""
+    assert run_script(tmp_path, line) == (0, {})
 
 
 def test_exit_of_a_rank_is_its_exception(tmp_path: Path) -> None:

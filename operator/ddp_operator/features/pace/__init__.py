@@ -19,7 +19,10 @@ from ddp_pod.contract.progress import RankProgress
 if TYPE_CHECKING:  # of a pass, which the commands do not have
     from ddp_operator.reconcile.acting import PodPages
 
-_WITHOUT_STEPS: Final = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
+_WITHOUT_STEPS: Final = (
+    *(c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET),
+    *(c.NODE_NOT_READY, c.NODE_SILENT),  # no step since then
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from .runs import PodRuns, RunPlan
 
 _SECONDS_FOR_PEERS: Final = 3.0  # that pod 0 waits for the state of its peers before it starts the first run
 _SECONDS_FOR_ENDS: Final = 10.0  # that pod 0 waits for peers without a connection after its own run has ended
+_SECONDS_TO_JOIN: Final = 60.0  # a spare that was called earlier has reached the rendezvous
 _SECONDS_OF_NOTICE: Final = 60.0
 _SECONDS_FOR_REPORT: Final = 5.0
 _MOST_FORMER: Final = 10
@@ -219,6 +220,9 @@ class Leader(Holder):
         self._adopting = asyncio.Lock()
         self._begun = asyncio.Event()
         self._is_stopped = False  # by an order, rather than alone
+        self._is_known_by_spares = False  # the newest run, and no pod that trains in it has been seen
+        self._called: dict[Peer, float] = {}  # spares of the present run, and when
+        self._recalled: set[Peer] = set()
         self._result = ""
         self._failure: Failure | None = None
         self._former: deque[PodReport] = deque(maxlen=_MOST_FORMER)
@@ -276,7 +280,8 @@ class Leader(Holder):
             return
         if state.spare and not self._begun.is_set():
             return  # the pods that train know whether the run goes on
-        if state.plan.run > self.runs.plan.run and not self._is_busy:
+        is_newer = state.plan.run > self.runs.plan.run or self._goes_on_in(peer)
+        if is_newer and not self._is_busy:
             async with self._adopting:
                 await self._adopt(peer, state.plan, running=state.running)
         elif self._begun.is_set() and not self._is_busy:
@@ -299,6 +304,7 @@ class Leader(Holder):
             if running:
                 await self._start_run(plan)
             else:
+                self._is_known_by_spares = peer.state is not None and peer.state.spare
                 self.runs.adopt(plan)
                 self._hold()
         except (LinkBroken, PodSetupError, OSError) as error:
@@ -307,27 +313,60 @@ class Leader(Holder):
             self._is_busy = False
 
     async def _adopt_of_spare(self) -> None:
-        """Take the newest run of the spares, if all pods that have trained in it are lost."""
+        """Take the newest run of the spares, if no pod that trains in it has been seen. One may come later."""
         for peer in self._peers:
             if peer.state is not None and peer.state.spare and peer.state.plan.run > self.runs.plan.run:
                 await self._adopt(peer, peer.state.plan, running=False)
+        for peer in self._peers:  # that has come while the code was fetched
+            if self._goes_on_in(peer):
+                await self._adopt(peer, self.runs.plan, running=True)
+
+    def _goes_on_in(self, peer: Peer) -> bool:
+        """Return whether a peer trains in the newest run, which this pod has from spares and holds."""
+        state = peer.state
+        is_held = self._is_known_by_spares and not self.runs.is_running
+        return is_held and state is not None and state.running and state.plan == self.runs.plan
 
     async def _call_spares(self) -> None:
         """Start the run in spares in place of lost pods, so that one waits at the rendezvous, where it notices a loss.
 
-        Raises: LinkBroken.
+        They are chosen anew each time: while one starts, others are called or lost, or the run ends.
         """
-        if not self.runs.is_running or self._is_busy:
-            return
-        others = [peer for peer in self._peers if peer.state is not None]
-        spares = [peer for peer in others if peer.state is not None and peer.state.spare]
-        missing = self._others_in_run - (len(others) - len(spares))
-        for peer in spares[: max(0, missing)]:
-            assert peer.state is not None
-            peer.state.spare = False  # before anything waits: it is called once
-            log(f"run {self.runs.plan.run}: pod {peer.index} comes to the rendezvous as a spare")
+        while (spare := self._choose_spare()) is not None:
+            assert spare.state is not None
+            # Before anything waits: it is called once, and an order that comes meanwhile stops it too.
+            spare.state = dataclasses.replace(spare.state, spare=False, running=True, end=None)
+            log(f"run {self.runs.plan.run}: pod {spare.index} comes to the rendezvous as a spare")
+            self._called[spare] = time.time()
             with contextlib.suppress(LinkBroken):  # another one is called then
-                await peer.start(self.runs.plan)
+                await spare.start(self.runs.plan)
+
+    async def _recall_spares(self) -> None:
+        """End the run in the spares that were called too late to join it: nobody closes the rendezvous for them.
+
+        They count as spares that have waited there.
+        """
+        plan = self.runs.plan
+        ended = self.runs.ended or time.time()
+        late = [peer for peer, called in self._called.items() if called > ended - _SECONDS_TO_JOIN]
+        for peer in late:
+            if peer.state is not None and peer.state.running:
+                self._recalled.add(peer)
+                with contextlib.suppress(LinkBroken):
+                    await peer.request("stop")
+                    if plan != self.runs.plan or self._is_busy:
+                        return  # an order has come
+                    await peer.note_as_spare(plan)
+        self._conclude(without_lost=True)
+
+    def _choose_spare(self) -> Peer | None:
+        """Return the spare to call next; None: enough pods take part in the run, or there is no spare."""
+        if not self.runs.is_running or self._is_busy:
+            return None
+        states = [(peer, peer.state) for peer in self._peers if peer.state is not None]
+        spares = [peer for peer, state in states if state.spare]
+        is_complete = len(states) - len(spares) >= self._others_in_run
+        return None if is_complete else next(iter(spares), None)
 
     @property
     def _others_in_run(self) -> int:
@@ -432,6 +471,9 @@ class Leader(Holder):
         await self.runs.start(plan)
         self._cancel_release()
         self._is_stopped = False
+        self._is_known_by_spares = False
+        self._called.clear()
+        self._recalled.clear()
         self._result = ""
         self._failure = None
 
@@ -495,6 +537,8 @@ class Leader(Holder):
         """Conclude a run without its lost peers, unless another has started: that one waits for its own peers."""
         if run == self.runs.plan.run:
             self._conclude(without_lost=True)
+            if not self._result and not self._is_busy:
+                run_in_background(self._recall_spares())
 
     def _conclude(self, *, without_lost: bool = False) -> None:
         """Record how the run has ended, once it has in all pods. ``without_lost``: or in those with a connection."""
@@ -504,7 +548,8 @@ class Leader(Holder):
         if own is None or has_lost or any(state.running for state in states):
             return
         if not self._result:
-            ends = [own, *(state.end for state in states if state.end is not None)]
+            others = [peer.state for peer in self._peers if peer.state is not None and peer not in self._recalled]
+            ends = [own, *(state.end for state in others if state.end is not None)]
             failures = [end.end for end in ends if end.code != EXIT_OK]
             if self.pod.success_policy == "RankZero" and own.code == EXIT_OK:
                 failures = []

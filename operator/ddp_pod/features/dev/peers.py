@@ -264,8 +264,10 @@ class PeerServer:
             case "stop":
                 await self._runs.stop()
             case "start":
-                await self._runs.stop()
-                await self._runs.start(from_json(RunPlan, message))
+                plan = from_json(RunPlan, message)
+                if not (self._runs.is_running and self._runs.plan == plan):  # an older state may have crossed it
+                    await self._runs.stop()
+                    await self._runs.start(plan)
             case "hold":
                 await self._runs.stop()
                 self._runs.adopt(from_json(RunPlan, message))

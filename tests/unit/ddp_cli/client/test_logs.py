@@ -113,7 +113,7 @@ class TestLostNode:
         assert [line.text for line in source.lines(log_pod(child_pod(0)), follow=True)] == ["step 1"]
         assert cluster.reads == 2
 
-    def test_pods_that_a_watch_has_are_not_listed(self) -> None:
+    def test_pods_that_a_watch_has_are_not_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Silent(LostNode):
             """A log in which nothing is written until its stream is opened again."""
 
@@ -126,8 +126,10 @@ class TestLostNode:
 
         cluster = Silent(None)
         source = PodLogs(cluster, "train", None, None, None, watched=lambda: [child_pod(0)] * (cluster.reads < 3))
+        waits: list[float | None] = []
+        monkeypatch.setattr(source.left, "wait", waits.append)
         assert list(source.lines(log_pod(child_pod(0)), follow=True)) == []
-        assert cluster.reads == 3
+        assert (cluster.reads, len(waits)) == (3, 3), "no loop without a pause until the watch knows the end"
 
     def test_end_of_the_job_ends_the_following_of_a_lost_pod(self) -> None:
         cluster = LostNode(500)

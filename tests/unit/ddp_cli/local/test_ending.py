@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from ddp_cli.client.local import LocalBackend
-from ddp_cli.local.ending import describe_run, explain_interruption, read_record, read_summary
+from ddp_cli.local.ending import describe_run, explain_interruption, interrupt, read_record, read_summary
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.status import Phase, Status
-from tests.support.builders import page, resource
+from tests.support.builders import NOW, page, resource
+from tests.support.decisions import present
 
 WRITER = """
 import json, sys
@@ -155,3 +156,11 @@ def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, p
     (folder.reports / "attempt-1-pod-0.json").write_text(page(stepHint="no step is visible: no Python"))
     summary = describe_run("x", Status(phase=phase, attempt=1), folder, seconds=12.0, interrupted=False)
     assert ("no step is visible: no Python" in summary) == is_hinted
+
+
+def test_interrupted_job_has_no_remaining_time() -> None:
+    progress = {"step": 7, "eta": "1m03s", "etaSeconds": 63, "throughput": "2 steps/s"}
+    status = {"phase": "Running", "attempt": 1, "progress": progress}
+    ended = present(interrupt(resource() | {"status": status}, "ddp run job.yaml", NOW, number=signal.SIGINT))
+    kept = ended["status"]["progress"]
+    assert (kept["step"], kept["throughput"], kept.get("eta"), kept.get("etaSeconds")) == (7, "2 steps/s", None, None)

@@ -293,6 +293,7 @@ async def test_job_waits_while_check_of_its_start_has_fault(answer: Any) -> None
     feature = Feature("odd", maturity="experimental", page="x.md", check_start=check_start)
     harness = await ReconcilerHarness(hooks=Hooks((feature,))).settle()
     assert (harness.state("Accepted"), harness.jobs()) == (("False", "FeatureFault"), [])
+    assert harness.status.phase == "Pending", "it starts without an edit"
 
 
 async def test_check_of_start_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,6 +297,99 @@ async def test_spares_take_part_one_after_the_other(tmp_path: Path) -> None:
         assert job.list_running_spares() == called
 
 
+async def test_spares_that_are_called_at_once_start_once_each(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=4)
+    await job.run_again()
+    started: list[int] = []
+
+    def record(spare: Peer) -> Callable[[], Awaitable[None]]:
+        async def start() -> None:
+            started.append(spare.index)
+            await asyncio.sleep(0.01)
+
+        return start
+
+    for spare in job.spares:
+        spare._on_start = record(spare)
+    job.peer.state = job.spares[0].state = None
+    lost: list[Any] = [job.peer, job.spares[0]]
+    await asyncio.gather(*map(job.leader._on_peer, lost))
+    assert started == [3, 4]
+
+
+async def test_spare_that_is_lost_while_another_starts_is_not_called(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=3)
+    await job.run_again()
+
+    async def lose_next() -> None:
+        job.spares[2].state = None
+
+    job.spares[1]._on_start = lose_next
+    job.peer.state = job.spares[0].state = None
+    await job.leader._on_peer(job.peer)  # type: ignore[arg-type]
+    assert job.list_running_spares() == [3]
+
+
+async def test_spare_is_stopped_with_the_run_for_which_it_starts(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=2)
+    await job.run_again()
+    started = asyncio.Event()
+    stopped: list[str] = []
+    spare = job.spares[1]
+
+    async def request(kind: str) -> None:
+        stopped.append(kind)
+
+    spare._on_start = started.wait  # type: ignore[assignment]
+    spare.request = request  # type: ignore[method-assign]
+    job.peer.state = None
+    calling = asyncio.create_task(job.leader._on_peer(job.peer))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    job.send("stop")
+    await until(lambda: not job.runs.is_running)
+    assert stopped == ["stop"]
+    started.set()
+    await calling
+
+
+async def test_spare_that_comes_after_the_end_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, "_SECONDS_FOR_ENDS", 0.01)
+    job = Job(tmp_path, spares=2)
+    await job.run_again()
+    job.peer.state = None
+    await job.leader._on_peer(job.peer)  # type: ignore[arg-type]
+    assert job.list_running_spares() == [2, 3]
+    job.spares[0].state = PeerState(job.runs.plan, running=False, end=SUCCESS)
+    late = job.spares[1]
+    stop = late.request
+
+    async def report(kind: str) -> None:
+        await stop(kind)
+        await job.leader._on_peer(late)  # type: ignore[arg-type]  # its end by the signal, before it is a spare again
+
+    late.request = report  # type: ignore[method-assign]
+    job.runs.finish()
+    await until(lambda: late.state is not None and late.state.spare)
+    assert job.leader._result == "Succeeded"
+
+
+async def test_run_goes_on_in_a_pod_that_comes_after_its_spares(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=1)
+    second = RunPlan(2, ("train.py",))
+    job.runs.is_running = False
+    job.peer.state = None
+    job.spares[0].state = PeerState(second, running=False, end=SUCCESS, spare=True)
+    await job.leader._on_peer(job.spares[0])  # type: ignore[arg-type]
+    assert len(job.list_timers()) == 1
+    job.peer.state = PeerState(second, running=True)
+    await job.report_peer()
+    assert job.peer.state.running
+    assert (job.runs.plan, job.runs.is_running) == (second, True)
+    assert job.list_timers() == []
+
+
 async def test_run_of_spares_alone_is_taken_as_ended(tmp_path: Path) -> None:
     job = Job(tmp_path, spares=1)
     job.leader._begun.clear()

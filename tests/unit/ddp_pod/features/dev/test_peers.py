@@ -110,3 +110,15 @@ async def test_error_in_a_pod_ends_the_request_of_pod_0(pod: Pod, follow: Callab
     with pytest.raises(LinkBroken):
         await asyncio.wait_for(peer.request("stop"), SOON)
     server.close()
+
+
+async def test_run_that_is_asked_for_twice_is_not_started_again(pod: Pod, follow: Callable[[Pod], Peer]) -> None:
+    runs = Runs()
+    runs.is_running = True
+    server = await PeerServer(pod, runs, lambda: None).listen()  # type: ignore[arg-type]
+    peer = follow(pod)
+    await asyncio.wait_for(peer.seen.wait(), SOON)
+    await asyncio.wait_for(peer.start(FIRST), SOON)
+    assert peer.state is not None
+    assert peer.state.running
+    server.close()

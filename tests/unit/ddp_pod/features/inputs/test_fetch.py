@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.constants import ENV_INPUTS, ENV_PORT_FILE, ENV_TERMINATION_LOG
+from ddp_operator.reading.parts import read_end_part, read_report_part
 from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.features.inputs import fetch
 from ddp_pod.features.inputs.fetch import Fetch, InputState
@@ -293,7 +294,10 @@ class TestFetchingPod:
         ended = parse_termination(code, text=message)
         assert (code, ended.category, server.sent) == (81, "UserError", 1)
         assert ended.message.startswith("input in1: http")
-        assert [(item.phase, item.reason) for item in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
+        assert [(item.phase, item.reason) for item in read_end_part(ended, "inputs").inputs] == [
+            ("Pending", ""),
+            ("Failed", "NotFound"),
+        ]
 
     def test_page_shows_progress_and_termination_message_lists_inputs(self, tmp_path: Path, server: FileServer) -> None:
         inner = server.content
@@ -308,12 +312,12 @@ class TestFetchingPod:
 
         server.content = look
         code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
-        (item, _) = decode(pages[0]).inputs
+        (item, _) = read_report_part(decode(pages[0]), "inputs").inputs
         assert (item.phase, item.total_bytes) == ("Fetching", len(DATA))
         assert 0 <= item.bytes <= 1_100_000
         ended = parse_termination(code, text=message)
         assert code == 0
-        assert [(item.name, item.phase, item.bytes) for item in ended.inputs] == [
+        assert [(item.name, item.phase, item.bytes) for item in read_end_part(ended, "inputs").inputs] == [
             ("in0", "Fetched", len(DATA)),
             ("in1", "Fetched", len(DATA)),
         ]
