@@ -4,7 +4,7 @@ import re
 from itertools import islice
 from typing import Final
 
-from ..base.exceptions import LIBRARY, NETWORK, OTHER_RANKS, PROCESS, ExceptionFacts, FailingCode
+from ..base.exceptions import LIBRARY, NETWORK, PROCESS, ExceptionFacts, FailingCode
 from .kinds import CODE, UNFIT_TENSORS, VALUES, FailureKind
 from .rules import WorkerEnd
 
@@ -28,13 +28,13 @@ _PROPERTIES: Final = {
 _ADVICE: Final = re.compile(
     r"(?:^|[.!?;,:]\s+\(?|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
     r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
-    r"|you (?:can(?= (?:\w+ly |also )?(?:work around|use|avoid|fix|set)\b)|need|should|must|have to)"
+    r"|you (?:can(?! (?:also |\w+ly )?(?:find|see|read|refer|check|file|report|ask)\b)|need|should|must|have to)"
     r"|to (?:fix|solve|avoid|work around))\b"
     r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\)?(?:\s|$)|\n|$)",
     re.I,
 )
 
-_ORIGINS: Final = {NETWORK: "a service", PROCESS: "another process", OTHER_RANKS: "other ranks"}
+_ORIGINS: Final = {NETWORK: "a service", PROCESS: "another process"}
 # Advice to read something.
 _READ: Final = re.compile(r"(?i)(please )?(see|refer|visit|check out)\b")
 _MOST_SENTENCES: Final = 2
@@ -139,7 +139,8 @@ def _find_action(failing: FailingCode, message: str, *, has_values: bool) -> str
     kind, _, detail = failing.differ.partition(" ")
     if _is_certain(failing, message):
         return f"{_CONVERSIONS[kind].partition(' (')[0]} ({detail})" if detail else _CONVERSIONS[kind]
-    about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
+    first_line = message.partition("\n")[0]  # more lines may print objects with all their properties
+    about = next((name for name, words in _PROPERTIES.items() if words.search(first_line)), "")
     if not has_values:
         return _CONVERSIONS.get(about, "")
     return _CONVERSIONS["shape" if kind in ("", *_CERTAIN) else kind] if about == "batch" else ""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.exceptions import FILE, NETWORK, OTHER_RANKS, PROCESS, SIGNAL, THREAD, ExceptionFacts
+from ..base.exceptions import CLOCK, FILE, NETWORK, OTHER_RANKS, PROCESS, SIGNAL, THREAD, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
 from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, SHARED_LIBRARY, TENSORS, FailureKind
 
@@ -40,7 +40,7 @@ _REFUSALS: Final = (400, 405, 422)  # of HTTP: the request itself is wrong
 _NEUTRAL: Final = re.compile(r"SystemExit\Z|(Base)?ExceptionGroup\Z|(multiprocessing|concurrent)\..*RemoteTraceback\Z")
 _OF_PATHS: Final = re.compile(r"shutil\.SameFileError\Z")  # whatever the files contain
 # Sources that make each value doubtful; others only what a check has found.
-_UNSTEADY: Final = {NETWORK, PROCESS, OTHER_RANKS, SIGNAL, FILE}
+_UNSTEADY: Final = {NETWORK, PROCESS, SIGNAL, FILE}
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
 _TORCH: Final = re.compile(
     r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils[/\\](?!rnn))|optim|functional|_tensor)\b"
@@ -100,7 +100,10 @@ def _may_pass(facts: ExceptionFacts) -> bool:
     if facts.lasting or _has_type(facts, _OF_PATHS):
         return False
     sources = set(facts.failing.sources.split())
-    if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - {THREAD}):
+    # What other ranks send is the same in each attempt, unless the script refuses it: one may have had bad luck. A
+    # library that has waited for too long has an exception of its own for that.
+    steady = {THREAD} if facts.by_script else {THREAD, OTHER_RANKS, CLOCK}
+    if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - steady):
         return True
     if _has_type(facts, _OF_QUERY, _MISTAKE):
         return False

@@ -109,6 +109,8 @@ def is_final(script: str, folder: Path, url: str = "") -> bool:
         "class Rows:\n    def __len__(self): return 4\n    def __getitem__(self, i):\n"
         "        if i == 2: raise Own('no label')\n        return i\n"
         "from torch.utils.data import DataLoader\nlist(DataLoader(Rows()))",
+        "import torch, torch.distributed as dist\nk = torch.tensor([9])\ndef agree(): dist.all_reduce(k)\n"
+        "if False: dist.all_reduce(k)\ntorch.ones(3).topk(k.item())",
     ],
 )
 def test_exception_without_anything_from_outside_is_final(script: str, tmp_path: Path) -> None:
