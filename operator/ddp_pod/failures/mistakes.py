@@ -20,6 +20,8 @@ _CHANGED: Final = "during iteration"  # of a container, by the loop itself or by
 _MISTAKE: Final = re.compile(
     r"(Arithmetic|Attribute|Import|Lookup|Name|NotImplemented|Recursion|Syntax|Type)Error\Z|StopIteration\Z"
 )
+# Of what a script may refuse.
+_REFUSAL: Final = re.compile(r"(Value|Assertion)Error\Z|SystemExit\Z")
 # Classes of what another attempt may find otherwise. Floating point numbers depend on their order; archives are often
 # incomplete.
 _OUTSIDE: Final = re.compile(
@@ -86,8 +88,18 @@ def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float,
         return True
     if kind.may_pass and not any(facts.lasting for facts in chain):
         return False
+    if _is_of_no_kind([facts for facts in chain if not facts.handled][-1:]):
+        return False
     decisive = [facts for facts in chain if not _is_expected(facts, chain[0])]
     return not all(map(_is_neutral, decisive)) and not any(map(_may_pass, decisive))
+
+
+def _is_of_no_kind(innermost: Sequence[ExceptionFacts]) -> bool:
+    """Return whether the script has raised a class that does not say what is wrong, as tests of a recovery do."""
+    return any(
+        facts.by_script and facts.is_check and not _has_type(facts, _MISTAKE, _REFUSAL) and not facts.lasting
+        for facts in innermost
+    )
 
 
 def _is_expected(facts: ExceptionFacts, outermost: ExceptionFacts) -> bool:
@@ -100,9 +112,9 @@ def _may_pass(facts: ExceptionFacts) -> bool:
     if facts.lasting or _has_type(facts, _OF_PATHS):
         return False
     sources = set(facts.failing.sources.split())
-    # What other ranks send is the same in each attempt, unless the script refuses it: one may have had bad luck. A
-    # library that has waited for too long has an exception of its own for that.
-    steady = {THREAD} if facts.by_script else {THREAD, OTHER_RANKS, CLOCK}
+    # What other ranks send is the same in each attempt. A library that has waited for too long has an exception of its
+    # own for that.
+    steady = {THREAD, OTHER_RANKS} if facts.by_script else {THREAD, OTHER_RANKS, CLOCK}
     if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - steady):
         return True
     if _has_type(facts, _OF_QUERY, _MISTAKE):
