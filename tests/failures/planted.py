@@ -1368,6 +1368,7 @@ if rank == 1 and step == 5:
     "a script that kills itself": Planted(
         cause=("SIGTERM",),
         remedy="(?i)ended itself",
+        category="Killed",
         restarts=1,
         setup="import signal",
         step="""\

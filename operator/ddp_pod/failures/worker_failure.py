@@ -337,10 +337,12 @@ def _find_own_end(pod: Pod, end: WorkerEnd, judgement: Judgement) -> OwnEnd | No
 def _judge_own_end(pod: Pod, end: WorkerEnd, outcome: Outcome, own: OwnEnd) -> Outcome:
     """Return what follows from an end by the script itself.
 
-    A timer that counts CPU time runs out again within minutes; an alarm may guard what takes its time outside.
+    A timer that counts CPU time runs out again within minutes; an alarm may guard what takes its time outside. A
+    signal that it sends is judged like one from elsewhere: tests of a recovery kill a rank so.
     """
     is_vague = outcome.exit_code == EXIT_RETRYABLE and outcome.category in (UNKNOWN.name, KILLED.name, USER_ERROR.name)
-    if end.stopped or not is_vague or end.exit_code in EXIT_CODES:
+    sends_signal = end.exit_code < 0 and not own.is_timer
+    if end.stopped or not is_vague or sends_signal or end.exit_code in EXIT_CODES:
         return outcome
     counts_cpu = own.is_timer and end.exit_code != -signal.SIGALRM
     return FATAL if counts_cpu and _measure_run(pod, end) < SIGNIFICANT_SECONDS else SCRIPT_ERROR

@@ -99,16 +99,17 @@ def test_replaced_functions_can_be_pickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "call", "is_timer", "exit_code"),
+    ("code", "call", "is_timer", "category", "exit_code"),
     [
-        (-signal.SIGTERM, "os.kill()", False, EXIT_RETRYABLE),
-        (4, "os._exit()", False, EXIT_RETRYABLE),
-        (-signal.SIGPROF, "signal.setitimer()", True, EXIT_USER_ERROR),
-        (-signal.SIGALRM, "signal.alarm()", True, EXIT_RETRYABLE),
+        (-signal.SIGKILL, "os.kill()", False, "Killed", EXIT_RETRYABLE),
+        (-signal.SIGTERM, "os.kill()", False, "Killed", EXIT_RETRYABLE),
+        (4, "os._exit()", False, "UserError", EXIT_RETRYABLE),
+        (-signal.SIGPROF, "signal.setitimer()", True, "UserError", EXIT_USER_ERROR),
+        (-signal.SIGALRM, "signal.alarm()", True, "UserError", EXIT_RETRYABLE),
     ],
 )
-def test_own_end_is_the_scripts_failure_with_its_place(
-    tmp_path: Path, code: int, call: str, is_timer: bool, exit_code: int
+def test_own_end_is_explained_with_its_place(
+    tmp_path: Path, code: int, call: str, is_timer: bool, category: str, exit_code: int
 ) -> None:
     pod = launcher_pod(tmp_path)
     for name in ("workers", "output"):
@@ -119,10 +120,11 @@ def test_own_end_is_the_scripts_failure_with_its_place(
     shell_code = code if code > 0 else 128 - code
     write_json(note_path(pod.runtime, 0, OWN_END), {str(shell_code): noted})
     failure = examine_worker(pod, WorkerEnd(code, time=110.0))
-    assert (failure.category, failure.container_exit_code) == ("UserError", exit_code)
+    assert (failure.category, failure.container_exit_code) == (category, exit_code)
     assert "stop (train.py:4)" in failure.message
     assert call in failure.message
-    assert failure.signature == f"{call} at stop (train.py:4)"
+    if category == "UserError":
+        assert failure.signature == f"{call} at stop (train.py:4)"
 
     write_json(note_path(pod.runtime, 0, OWN_END), {str(shell_code): noted._replace(pid=8)})
     assert "train.py" not in examine_worker(pod, WorkerEnd(code, time=110.0)).message, "another process's"
