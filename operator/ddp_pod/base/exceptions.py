@@ -47,7 +47,6 @@ STORE_KEY: Final = "a key that no rank has set"
 # From where values come that another attempt may find otherwise (``FailingCode.sources``).
 NETWORK: Final = "network"
 PROCESS: Final = "process"
-OTHER_RANKS: Final = "peers"
 SIGNAL: Final = "signal"
 FILE: Final = "file"
 MACHINE: Final = "machine"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.exceptions import CLOCK, FILE, NETWORK, OTHER_RANKS, PROCESS, SIGNAL, THREAD, ExceptionFacts
+from ..base.exceptions import CLOCK, FILE, NETWORK, PROCESS, SIGNAL, THREAD, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
 from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, REFUSED_ARGUMENTS, SHARED_LIBRARY, TENSORS, FailureKind
 
@@ -112,9 +112,8 @@ def _may_pass(facts: ExceptionFacts) -> bool:
     if facts.lasting or _has_type(facts, _OF_PATHS):
         return False
     sources = set(facts.failing.sources.split())
-    # What other ranks send is the same in each attempt. A library that has waited for too long has an exception of its
-    # own for that.
-    steady = {THREAD, OTHER_RANKS} if facts.by_script else {THREAD, OTHER_RANKS, CLOCK}
+    # A library that has waited for too long has an exception of its own for that.
+    steady = {THREAD} if facts.by_script else {THREAD, CLOCK}
     if _is_from_outside(facts) or sources & _UNSTEADY or (facts.is_check and sources - steady):
         return True
     if _has_type(facts, _OF_QUERY, _MISTAKE):

@@ -25,7 +25,6 @@ class Bindings:
         self._attributes: dict[str, list[Binding]] = defaultdict(list)
         self._arguments: dict[str, list[Binding]] = defaultdict(list)  # by the name that is called
         self._called: dict[int, str] = {}  # of each function
-        self._passing: dict[str, list[Binding]] = defaultdict(list)  # calls, by the names that they get
         self._outer: dict[int, list[ast.AST]] = {id(tree): []}
         self._locals: dict[int, set[str]] = {id(tree): set()}
         waiting: list[tuple[ast.AST, ast.AST, ast.ClassDef | None]] = [(tree, tree, None)]
@@ -58,10 +57,6 @@ class Bindings:
         """Return what an attribute of this name may get, of whatever object."""
         return self._attributes.get(name, [])
 
-    def list_calls_with(self, scope: ast.AST, name: str) -> list[Binding]:
-        """Return the calls that get a name as an argument which code of a scope reads: they may fill it."""
-        return self._select(self._passing.get(name, ()), scope, name)
-
     def list_arguments(self, scope: ast.AST) -> list[Binding]:
         """Return the arguments with which the file calls a function of its own."""
         return self._arguments.get(self._called.get(id(scope), ""), [])
@@ -88,8 +83,6 @@ class Bindings:
             called = str(getattr(node.func, "attr", None) or getattr(node.func, "id", ""))
             values = (*node.args, *(keyword.value for keyword in node.keywords))
             self._arguments[called] += [Binding(value, scope) for value in values]
-            for name in (value.id for value in values if isinstance(value, ast.Name)):
-                self._passing[name].append(Binding(node, scope))
         for target, value in _list_bound(node):
             for part in ast.walk(target):
                 if isinstance(part, ast.Attribute):

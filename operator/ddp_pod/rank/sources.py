@@ -16,7 +16,7 @@ from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from ..base.exceptions import CLOCK, FILE, LIBRARY, MACHINE, NETWORK, OTHER_RANKS, PROCESS, RANDOM, SIGNAL
+from ..base.exceptions import CLOCK, FILE, LIBRARY, MACHINE, NETWORK, PROCESS, RANDOM, SIGNAL
 from .bindings import Binding, Bindings
 from .calls import find_scope
 from .script_objects import find_member, find_module_name, is_instance
@@ -119,7 +119,6 @@ class _Search:
         self._seen: set[tuple[int, bool]] = set()
         self._names: set[tuple[int, str, bool]] = set()
         self._bindings: dict[str, Bindings] = {}  # of each file
-        self._failed: set[int] = set()  # calls
         handlers = [signal.getsignal(number) for number in signal.valid_signals()]
         self._handlers = [handler.__code__ for handler in handlers if type(handler) is FunctionType]
 
@@ -140,10 +139,8 @@ class _Search:
     def add_call(self, scope: _Scope, code: _Code) -> None:
         """Add what the call that failed has read itself: nothing has come from it yet."""
         call = code.expression
-        if isinstance(call, ast.Call):
-            self._failed.add(id(call))
-            if is_changing(call, scope.read, self._since):
-                self.found.add(FILE)
+        if isinstance(call, ast.Call) and is_changing(call, scope.read, self._since):
+            self.found.add(FILE)
 
     def explore(self, scope: _Scope, nodes: Sequence[ast.AST]) -> bool:
         """Add the sources of nodes. Returns whether these depend on the scope's arguments."""
@@ -182,22 +179,10 @@ class _Search:
             bindings = file.list_of_name(scope.tree, node.id)
             if scope.depth and node.id in scope.parameters:
                 bindings = bindings + file.list_arguments(scope.tree)
-            calls = file.list_calls_with(scope.tree, node.id)
-            self._add_peers(scope, [call for call in calls if call.scope is scope.tree or not is_library])
         if is_library:
             bindings = [binding for binding in bindings if binding.scope is scope.tree]
         inner = [(self._enter(scope, binding), binding.value) for binding in bindings]
         return [item for item in inner if item[0].depth <= _DEEPEST]
-
-    def _add_peers(self, scope: _Scope, calls: Sequence[Binding]) -> None:
-        """Add that a call may fill its arguments with what other ranks have sent."""
-        for binding in calls:
-            if id(binding.value) in self._failed:
-                continue
-            inner = self._enter(scope, binding)
-            function = _read_function(inner, binding.value.func) if isinstance(binding.value, ast.Call) else MISSING
-            if function is not MISSING and _find_source(function, inner) == OTHER_RANKS:
-                self.found.add(OTHER_RANKS)
 
     def _index(self, scope: _Scope) -> Bindings | None:
         if scope.path not in self._bindings:
@@ -227,8 +212,8 @@ class _Search:
         source = _find_source(function, scope)
         if source and not (is_layout and source in (RANDOM, CLOCK)):
             self.found.add(source)
-        if source == OTHER_RANKS:
-            return []
+        if getattr(function, "__module__", None) in _COLLECTIVES:
+            return []  # what other ranks send is the same in each attempt
         inner = _build_function_scope(function, scope.depth + 1) if scope.depth < _DEEPEST else None
         if inner is None:
             return []
@@ -289,8 +274,6 @@ def _name_source(module: str, name: str, scope: _Scope) -> str:
         return _OF_OS.get(name, "")
     if module.partition(".")[0] == "pathlib":
         return MACHINE if name in _OF_PATHS else ""
-    if module in _COLLECTIVES:
-        return "" if name.startswith(("get_", "is_", "new_", "init_")) else OTHER_RANKS
     is_wait = module in ("threading", "_thread") and name in _WAITS
     if is_wait or module == "time" or (module == "datetime" and name in _NOW):
         return CLOCK
