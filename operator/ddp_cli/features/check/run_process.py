@@ -89,7 +89,10 @@ class RunHost:
         assert self._orders is not None
         if not select.select([self._orders], [], [], timeout)[0]:
             return None
-        data = self._orders.recv(4)
+        try:
+            data = self._orders.recv(4)
+        except ConnectionResetError:  # it was killed before it had read the order
+            data = b""
         if data:
             return int.from_bytes(data, "big", signed=True)
         self._orders.close()

@@ -49,3 +49,11 @@ def test_killed_process_is_replaced_for_the_next_run(host: RunHost, tmp_path: Pa
     assert run.wait(60) == -signal.SIGKILL
     run.terminate()  # has no effect
     assert start(host, tmp_path, "--help").wait(60) == 0
+
+
+def test_process_that_was_killed_before_it_has_read_its_order_has_ended(host: RunHost, tmp_path: Path) -> None:
+    assert start(host, tmp_path, "--help").wait(60) == 0
+    os.kill(host.pid, signal.SIGSTOP)
+    run = start(host, tmp_path, "--help")
+    run.kill()
+    assert run.wait(60) == -signal.SIGKILL
