@@ -139,6 +139,10 @@ class Service:
         """Return whether the last work is done. The supervisor waits for a vital service, and calls ``follow``."""
         return True
 
+    def complete(self, ranks: Sequence[RankProgress]) -> Sequence[RankProgress]:
+        """Return the ranks' progress with what only this service knows. It may be called as ``report``."""
+        return ranks
+
     def report(self) -> Mapping[str, object]:
         """Return its fields of ``PodReport``. It may be called from any thread, at any time."""
         return {}

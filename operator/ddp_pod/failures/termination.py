@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 from ..base.files import log
 from ..base.pod import Pod
+from ..base.service import Conclusion
 from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, RankEnd
 from ..contract.failure_table import EXIT_CODES, NETWORK
 from ..contract.failure_text import format_failure
-from ..contract.group_facts import GroupFacts
 from ..contract.names import (
     ENV_TERMINATION_LOG,
     EXIT_OK,
@@ -22,7 +22,6 @@ from ..contract.names import (
     TERMINATION_MESSAGE_LIMIT,
 )
 from ..contract.pod_end import PodEnd
-from ..contract.progress import Uploads
 from ..contract.records import to_json
 from ..progress.rank_progress import RankReader, complete_progress
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
@@ -108,38 +107,38 @@ def conclude(
     status: int,
     restarts: InPlaceRestarts,
     reader: RankReader,
+    conclusion: Conclusion,
     *,
     stopped: bool,
     final: Sequence[Failure],
-    unsaved: str = "",
-    uploads: Uploads | None,
     remaining: Mapping[int, Sequence[RemainingProcess]],
     finished: bool = False,
-    groups: GroupFacts | None = None,
     awaited: Failure | None = None,
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
-    ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
-    had decided the end before the pod was asked to stop; ``unsaved`` describes the missing upload to
-    ``checkpoint.url``; ``remaining`` are the processes of each local rank that still ran when its program ended;
-    ``finished``: all ranks of this pod have exited with 0; ``groups``: of the ranks, if known; ``awaited``: the failure
-    of a rank outside of collectives, if it may explain those of its peers.
+    ``end`` is the agent's own report and ``status`` the end of its process; ``conclusion``: of the services; ``final``
+    are failures of workers that had decided the end before the pod was asked to stop; ``remaining`` are the processes
+    of each local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0;
+    ``awaited``: the failure of a rank outside of collectives, if it may explain those of its peers.
     """
     progress = reader.progress()
+    unsaved = conclusion.unsaved
     succeeded = end.result == "ok"
     if pod.elastic and end.reason == RENDEZVOUS_CLOSED:
         log("training ended without this pod")
         succeeded = True
     own = Failure(pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count)
     if succeeded and unsaved:
-        return finish(PodEnd(**vars(_build_unsaved_failure(own, unsaved)), progress=progress, uploads=uploads))
+        return finish(
+            PodEnd(**vars(_build_unsaved_failure(own, unsaved)), progress=progress, uploads=conclusion.uploads)
+        )
     if succeeded:
         pod_end = PodEnd(
             **vars(own),
             progress=None if progress is None else complete_progress(progress),
-            uploads=uploads,
-            groups=groups,
+            uploads=conclusion.uploads,
+            groups=conclusion.groups,
             last_failure=restarts.last_failure,  # for an operator that has not read the report since
             ends=examine_rank_ends(pod, reader, remaining) if end.result == "ok" else (),
         )
@@ -162,7 +161,7 @@ def conclude(
     else:
         failure = _build_agent_failure(pod, end, status, restarts)
     awaited = None if awaited is None else replace(awaited, exit_code=None)  # it is alive
-    return finish(PodEnd(**vars(failure), progress=progress, uploads=uploads, ends=ends, awaited=awaited))
+    return finish(PodEnd(**vars(failure), progress=progress, uploads=conclusion.uploads, ends=ends, awaited=awaited))
 
 
 def _build_unsaved_failure(own: Failure, unsaved: str) -> Failure:

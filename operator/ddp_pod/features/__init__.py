@@ -55,6 +55,7 @@ FEATURES: Final = (
     Feature("history", "beta", "monitoring.md", ()),
     Feature("inputs", "stable", "your-code.md", ()),
     Feature("lost_nodes", "beta", "lost-nodes.md", ("launcher",), lambda pod: pod.is_multi_node and not pod.local),
+    Feature("machine", "beta", "troubleshooting.md", ("launcher",)),
     Feature("memory", "beta", "checkpoints.md", ("launcher", "agent")),  # before mirror, which uploads what it saves
     Feature("mirror", "stable", "checkpoints.md", ("launcher", "agent"), lambda pod: pod.checkpoint is not None),
     # The folder of a run on a laptop has the same.

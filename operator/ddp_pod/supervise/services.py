@@ -154,6 +154,13 @@ class Services:
         vital = [service for service in self._services if service.is_vital]
         return all(self._call(service, "is_finished", service.is_finished, _is_flag, True) for service in vital)
 
+    def complete(self, ranks: Sequence[RankProgress]) -> Sequence[RankProgress]:
+        """Return the ranks' progress with what the services know. As ``report``, it ends no pod."""
+        for service in self._services:
+            hook = partial(service.complete, ranks)
+            ranks = self._call(service, "complete", hook, _are_ranks, ranks, may_end_pod=False)
+        return ranks
+
     def report(self) -> dict[str, Any]:
         """Return the fields of ``PodReport`` that the services know.
 
@@ -261,6 +268,10 @@ def _is_failure_or_none(value: object) -> bool:
 
 def _are_numbers(value: object) -> bool:
     return isinstance(value, (set, frozenset, list, tuple)) and all(isinstance(number, int) for number in value)
+
+
+def _are_ranks(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(rank, RankProgress) for rank in value)
 
 
 def _is_answer(value: object) -> bool:

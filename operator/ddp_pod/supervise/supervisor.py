@@ -26,12 +26,10 @@ from ..failures.termination import complete_worker_failure, conclude, shorten_fa
 from ..failures.worker_failure import find_root_cause
 from ..network.master import count_connections
 from ..progress.keeper import ProgressKeeper
-from ..progress.machine_time import add_machine_time
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
 from ..progress.rank_progress import RankReader, create_counters
 from ..progress.step_hints import read_step_hint
-from ..rank.counters import CounterMemory
 from ..torchrun.channel import (
     EndsNeeded,
     PhaseEntered,
@@ -90,7 +88,8 @@ class Supervisor:
         self._store = 0
         self._store_guard: int | None = None
         counters = create_counters(pod)
-        self._reader = _create_output_reader(pod, counters)
+        marked = pod.nproc_per_node > 1 and not _uses_torchrun_logs(pod) and os.environ.get(_ENV_LOG_PREFIX) != "0"
+        self._reader = OutputReader(pod, marked=marked, counters=counters)
         self._ranks = RankReader(pod.runtime, counters)
         self._restarts = InPlaceRestarts(pod, self._ranks)
         keeper = ProgressKeeper(pod, self._ranks, self._observe_progress)
@@ -138,20 +137,17 @@ class Supervisor:
         self._end_processes(keep={self._reader.pid})
         self._reader.finish(self._reap)
         self._enter("Done")
-        conclusion = self._services.conclude()
         return conclude(
             self.pod,
             self._end,
             self._agent.status or 0,
             self._restarts,
             self._ranks,
+            self._services.conclude(),
             stopped=self.is_stopping,
             final=self._final,
-            unsaved=conclusion.unsaved,
-            uploads=conclusion.uploads,
             remaining=remaining,
             finished=self._has_finished,
-            groups=conclusion.groups,
             awaited=self._services.find_awaited(),
         )
 
@@ -456,7 +452,7 @@ class Supervisor:
             phase=self._phase,
             restarts=self._restarts.count,
             restart_step=self._restarts.last_step,
-            ranks=tuple(add_machine_time(self.pod, ranks)),
+            ranks=tuple(self._services.complete(ranks)),
             step_hint="" if self._ranks.list_ranks() else read_step_hint(self.pod.runtime),
             last_failure=None if failure is None else shorten_failure(failure, TERMINATION_MESSAGE_LIMIT),
         )
@@ -507,11 +503,6 @@ class Supervisor:
             for pid in children:
                 kill(pid, signal.SIGKILL)
             time.sleep(0.005)
-
-
-def _create_output_reader(pod: Pod, counters: CounterMemory | None) -> OutputReader:
-    marked = pod.nproc_per_node > 1 and not _uses_torchrun_logs(pod) and os.environ.get(_ENV_LOG_PREFIX) != "0"
-    return OutputReader(pod, marked=marked, counters=counters)
 
 
 def _reads_output(pod: Pod) -> bool:

@@ -15,6 +15,7 @@ from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reading.terminations import parse_termination
+from ddp_pod.base.service import Conclusion
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.pod_end import PodEnd
 from ddp_pod.contract.progress import RankProgress, Uploads
@@ -89,9 +90,9 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
         1,
         restarts,
         cast(RankReader, RankMetrics()),
+        Conclusion(uploads=Uploads(step=100.0)),
         stopped=False,
         final=[],
-        uploads=Uploads(step=100.0),
         remaining={},
     )
     expected = dataclasses.replace(examined, restarts=2, step=STEP)
@@ -143,7 +144,7 @@ def test_rank_that_exited_before_stop_does_not_decide_if_peer_was_stopped_first(
     final = [Failure("UserError", 82, rank=1, local_rank=0, exit_code=143, exception_type=exception)]
     end = AgentEnd("signal", interrupted=interrupted)
     restarts = InPlaceRestarts(pod, metrics)
-    assert conclude(pod, end, 1, restarts, metrics, stopped=True, final=final, uploads=None, remaining={}) == code
+    assert conclude(pod, end, 1, restarts, metrics, Conclusion(), stopped=True, final=final, remaining={}) == code
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "lost its peers"])
@@ -161,7 +162,7 @@ def test_rank_outside_of_collectives_is_in_the_message_of_a_pod(
     metrics = cast(RankReader, RankMetrics())
     restarts = InPlaceRestarts(pod, metrics)
     code = conclude(
-        pod, AgentEnd(), 1, restarts, metrics, stopped=stopped, final=[], uploads=None, remaining={}, awaited=awaited
+        pod, AgentEnd(), 1, restarts, metrics, Conclusion(), stopped=stopped, final=[], remaining={}, awaited=awaited
     )
     assert (code == 85) is stopped
     end = parse_termination(code, text=message_file.read_text())

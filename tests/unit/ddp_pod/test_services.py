@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[Callable[[Services], object], object]] = {
     "list_processes": (lambda services: services.list_processes(), set()),
     "note_end": (lambda services: services.note_end(1), None),
     "finish": (lambda services: services.finish(Ending(True, None)), None),
+    "complete": (lambda services: services.complete([RankProgress(3)]), [RankProgress(3)]),
     "report": (lambda services: services.report(), {}),
     "read_page": (lambda services: services.read_page("/page", ""), None),
     "conclude": (lambda services: services.conclude(), Conclusion()),
@@ -75,7 +76,7 @@ def test_failing_hook_counts_is_logged_once_and_changes_nothing(
     assert capsys.readouterr().err.count(f"internal error of the launcher in fake.{name};") == 1
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("observe", "report", "read_page")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("observe", "complete", "report", "read_page")])
 def test_fault_of_a_vital_service_is_the_launchers(name: str) -> None:
     call, _ = CALLS[name]
     with pytest.raises(ValueError, match="a bug"):
@@ -111,6 +112,7 @@ def test_fault_in_the_report_ends_no_pod() -> None:
         ("find_timeout", float("nan")),
         ("is_ready", "yes"),
         ("explain", "a failure"),
+        ("complete", [3]),
         ("report", {"phase of the moon": 1}),
         ("report", "text"),
         ("conclude", Conclusion(uploads="all")),  # type: ignore[arg-type]

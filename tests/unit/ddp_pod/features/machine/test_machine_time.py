@@ -15,7 +15,7 @@ from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import Pod, list_workers
 from ddp_pod.contract.processes import find_family
 from ddp_pod.contract.progress import MachineTime, RankProgress
-from ddp_pod.progress.machine_time import add_machine_time, read_cgroup_time
+from ddp_pod.features.machine.launcher import MachineClock, read_cgroup_time
 from tests.support.launcher_config import launcher_pod
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these counters")
@@ -76,7 +76,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Pod]]:
 
 def until(pod: Pod, holds: Callable[[MachineTime], bool]) -> MachineTime:
     deadline = time.monotonic() + 120
-    while not holds(machine := add_machine_time(pod, [RankProgress(3)])[0].machine):
+    while not holds(machine := MachineClock(pod).complete([RankProgress(3)])[0].machine):
         assert time.monotonic() < deadline, machine
         time.sleep(0.05)
     return machine
@@ -103,5 +103,5 @@ def test_work_of_its_children_is_not_the_ranks_own(start: Callable[[str], Pod]) 
 def test_rank_of_another_pod_and_an_ended_one_have_no_processes(start: Callable[[str], Pod]) -> None:
     pod = start("pass")
     until(pod, lambda machine: machine.cpu_seconds is None)
-    other = add_machine_time(pod, [RankProgress(0)])[0].machine
+    other = MachineClock(pod).complete([RankProgress(0)])[0].machine
     assert (other.cpu_seconds, other.cpu_wait_seconds) == (None, None)

@@ -5,26 +5,37 @@ Sources: proc(5), sched-stats, cgroup-v1 and -v2, and psi in Linux's documentati
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..base.pod import Pod, list_workers
-from ..contract.processes import count_own_cpu_seconds, find_family, process_state
-from ..contract.progress import MachineTime, RankProgress
+from ...base.launcher_part import LauncherPart
+from ...base.pod import Pod, list_workers
+from ...base.service import Service
+from ...contract.processes import count_own_cpu_seconds, find_family, process_state
+from ...contract.progress import MachineTime, RankProgress
 
 _CGROUP = "/sys/fs/cgroup"
 _MOST_PROCESSES = 64  # of a rank
 _FILE_LIMIT = 4096
 
 
-def add_machine_time(pod: Pod, ranks: Iterable[RankProgress]) -> list[RankProgress]:
-    """Return the progress of ranks with the machine's counters of those that this pod runs."""
-    with suppress(OSError):
-        processes = {worker.rank: worker.pid for worker in list_workers(pod)}
+class MachineClock(Service):
+    """Measures for each rank what its machine gives it."""
+
+    name = "machine"
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+
+    def complete(self, ranks: Sequence[RankProgress]) -> Sequence[RankProgress]:
+        """Return the progress with the machine's counters of the ranks that this pod runs."""
+        try:
+            processes = {worker.rank: worker.pid for worker in list_workers(self._pod)}
+        except OSError:
+            return ranks
         shared = read_cgroup_time()
         return [replace(rank, machine=_add_processes(shared, processes.get(rank.rank))) for rank in ranks]
-    return list(ranks)
 
 
 def read_cgroup_time(folder: str = _CGROUP) -> MachineTime:
@@ -77,3 +88,10 @@ def _find_number(sources: Sequence[tuple[str, str, float]]) -> float | None:
         if match:
             return int(match[1]) * unit
     return None
+
+
+def _create(pod: Pod, reader: Any) -> Sequence[Service]:
+    return (MachineClock(pod),)
+
+
+PART = LauncherPart(create=_create)
