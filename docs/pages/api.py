@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 from ddp_operator.api import constants
 from ddp_operator.api.constants import EXIT_USER_ERROR
-from ddp_operator.api.crd import build_resource_schema
+from ddp_operator.api.crd import SHORT_NAMES, build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.spec import Recovery
@@ -39,7 +39,7 @@ _HEAD: Final = f"""\
 <!-- Generated from operator/ddp_operator/api by `make generate`. Do not edit. -->
 
 A namespaced resource with `apiVersion: {constants.API_VERSION}` and the short names
-{" and ".join(f"`{name}`" for name in constants.SHORT_NAMES)}. `kubectl explain ddp.spec` prints these descriptions.
+{" and ".join(f"`{name}`" for name in SHORT_NAMES)}. `kubectl explain ddp.spec` prints these descriptions.
 
 The API server refuses unknown fields, values out of range and combinations that cannot work; its message, and that of
 `ddp render`, names the field and the remedy. The scale subresource is `spec.nodes`, for

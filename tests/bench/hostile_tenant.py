@@ -22,7 +22,8 @@ from urllib.request import urlopen
 
 import psutil
 
-from ddp_operator.api.constants import KIND, PROFILE_KIND
+from ddp_operator.api.constants import KIND
+from ddp_operator.api.other_kinds import PROFILE_KIND
 from ddp_operator.features import build_definitions
 from tests.support.builders import resource
 from tests.support.control_plane import free_ports

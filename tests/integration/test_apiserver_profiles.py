@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, EXIT_RETRYABLE, KIND, PROFILE_KIND
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.features.profiles.merge import ALTERNATIVES, MERGE_KEYS, merge
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from ddp_operator.api import child_names
-from ddp_operator.api.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL
+from ddp_operator.api.constants import API_VERSION, KIND
+from ddp_operator.api.other_kinds import KUEUE_JOB_UID_LABEL
 from tests.support.builders import child_job, child_pod, job_manifest, resource, template
 from tests.support.control_plane import free_ports
 from tests.support.drain_requests import SOURCE, build_drain_request, build_eviction

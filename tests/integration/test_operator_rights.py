@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
+from ddp_operator.api.constants import KIND
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.features import SCHEMA, build_definitions
 from ddp_operator.features.waiting import polling
 from ddp_operator.kube.resources import plural

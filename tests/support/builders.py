@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import child_names, constants, other_kinds
 from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
@@ -64,9 +64,9 @@ def claiming(**container: Any) -> Json:
     return template(trainer(resources=resources, **container), resourceClaims=[entry])
 
 
-def profile(job: Any, *, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:
+def profile(job: Any, *, name: str = "gpu", kind: str = other_kinds.CLUSTER_PROFILE_KIND) -> Json:
     """Return a profile as a platform engineer writes it."""
-    metadata = {"name": name} | ({"namespace": "default"} if kind == constants.PROFILE_KIND else {})
+    metadata = {"name": name} | ({"namespace": "default"} if kind == other_kinds.PROFILE_KIND else {})
     return {"apiVersion": constants.API_VERSION, "kind": kind, "metadata": metadata, "spec": {"job": job}}
 
 

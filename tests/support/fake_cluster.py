@@ -17,7 +17,7 @@ from ddp_cli.local import pods
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.kubelet import Kubelet
 from ddp_cli.local.local_cluster import LocalCluster
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.cluster import Event, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
@@ -93,7 +93,7 @@ class FakeCluster(LocalCluster):
     async def read_profile(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return a stored profile, for the service of their feature."""
         self._note_read(kind)
-        return self.store.get(kind, namespace if kind == constants.PROFILE_KIND else "default", name)
+        return self.store.get(kind, namespace if kind == other_kinds.PROFILE_KIND else "default", name)
 
     def _note_read(self, kind: str) -> None:
         self.calls.append(f"get {kind}")

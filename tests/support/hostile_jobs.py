@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ddp_operator.api.constants import PROFILE_KIND
+from ddp_operator.api.other_kinds import PROFILE_KIND
 from tests.support.builders import Json, profile, template, trainer
 from tests.support.limit_specs import ARGUMENT
 

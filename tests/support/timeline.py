@@ -9,6 +9,7 @@ from ddp_operator.api.status import (
     Status,
 )
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.decide import decide
@@ -65,7 +66,11 @@ def explain_stall(attempt: ObservedAttempt, fact: Fact) -> Fact:
     """Report a stall as a feature does, by the age of the last heartbeat alone."""
     page = attempt.state.observation.page
     is_late = page is not None and (page.stall.heartbeat_age or 0.0) >= 100
-    return Fact(c.PROGRESSING, "False", c.STALLED, "no step") if is_late and fact.type == c.PROGRESSING else fact
+    return (
+        Fact(c.PROGRESSING, "False", other_reasons.STALLED, "no step")
+        if is_late and fact.type == c.PROGRESSING
+        else fact
+    )
 
 
 STALLS = Feature("stalls-by-age", "stable", "x.md", explain=explain_stall)

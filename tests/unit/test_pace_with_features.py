@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import lost_nodes, pace, stalls
 from tests.support.builders import page
@@ -18,7 +19,7 @@ async def test_stall_leaves_rate_and_no_throughput() -> None:
     harness.cluster.page = report(30, heartbeat_age=5000)
     harness.clock.advance(60)
     await harness.settle()
-    assert present(harness.status.condition(c.PROGRESSING)).reason == c.STALLED
+    assert present(harness.status.condition(c.PROGRESSING)).reason == other_reasons.STALLED
     progress = present(harness.status.progress)
     assert (progress.throughput, progress.eta, progress.steps_per_second) == (None, None, "2")
 
@@ -38,6 +39,6 @@ async def test_job_that_starts_again_without_a_lost_node_has_no_throughput(monke
     ]
     harness.cluster.store.change(lost, status={**lost["status"], "conditions": conditions})
     await harness.settle()
-    assert present(harness.status.condition(c.PROGRESSING)).reason == c.NODE_NOT_READY
+    assert present(harness.status.condition(c.PROGRESSING)).reason == other_reasons.NODE_NOT_READY
     progress = present(harness.status.progress)
     assert (progress.throughput, progress.eta, progress.steps_per_second) == (None, None, "2")

@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 
 from ddp_cli.client.errors import ApiError, ClientError, NotFound
 from ddp_cli.view.why import LeaseRenewal
-from ddp_operator.api import constants
-from ddp_operator.api.child_names import feature_job_name, is_attempt_name
+from ddp_operator.api import constants, other_kinds
+from ddp_operator.api.child_names import is_attempt_name
 from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.decide.hooks import feature_job_name
 from ddp_operator.features import FEATURES
 from ddp_operator.reading.events import read_event_time
 
@@ -265,7 +266,7 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
 
 def profile_path(kind: str, namespace: str, name: str = "") -> str:
     """Return the path of a profile, or of the list of a kind; profiles of a cluster have no namespace."""
-    own_namespace = namespace if kind == constants.PROFILE_KIND else None
+    own_namespace = namespace if kind == other_kinds.PROFILE_KIND else None
     return api_path(constants.API_VERSION, f"{kind.lower()}s", own_namespace, name)
 
 

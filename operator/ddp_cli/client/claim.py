@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.client.api import Api, Object, api_path, open_exec
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import PackedCode
-from ddp_operator.api import code_paths, constants
+from ddp_operator.api import code_paths, constants, other_kinds
 from ddp_operator.manifests.children import raise_requests
 from ddp_operator.manifests.small_pods import build_small_resources
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -110,7 +110,7 @@ def _build_claim_pod(prefix: str, claim: str, container: Object, pod: Object) ->
         "kind": "Pod",
         "metadata": {
             "generateName": prefix,
-            "labels": {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI},
+            "labels": {constants.LABEL_MANAGED_BY: other_kinds.MANAGED_BY_CLI},
             "annotations": dict(constants.MESH_PROXIES.values()),
         },
         "spec": {

@@ -13,8 +13,8 @@ from ddp_cli.view.why import explain_why
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.api.stored_fields import read_status
-from ddp_operator.decide.conditions import FETCHING_INPUTS
 from ddp_operator.decide.input_texts import describe_inputs
+from ddp_operator.decide.other_reasons import FETCHING_INPUTS
 
 Jobs = dict[tuple[str, str], Object]
 

@@ -24,6 +24,7 @@ from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.resources import claim_of
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.claims import name_claim
 from ddp_operator.decide.doubts import find_doubts
@@ -155,7 +156,7 @@ def read_summary(folder: RunFolder) -> str:
         resource = read_record(folder)
     status = parse_status(resource)
     failed = status.condition(c.FAILED)
-    if folder.in_use or failed is None or failed.reason != c.INTERRUPTED:
+    if folder.in_use or failed is None or failed.reason != other_reasons.INTERRUPTED:
         return ""
     end = status.completion_time or status.start_time
     seconds = (end - status.start_time).total_seconds() if end and status.start_time else 0.0
@@ -173,7 +174,7 @@ def interrupt(
     if job.status.phase in ENDED_PHASES:
         return None
     message = explain_interruption(resource, job.status, command, number=number)
-    return {**resource, "status": build_failed_status(job, c.INTERRUPTED, message, now)}
+    return {**resource, "status": build_failed_status(job, other_reasons.INTERRUPTED, message, now)}
 
 
 def build_failed_status(job: DDPTrainingJob, reason: str, message: str, now: datetime) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _describe_obstacle(status: Status) -> str:
         return ""
     # The last page may have a step that the conditions of the last pass do not know.
     waits_for_step = obstacle.type in (c.RENDEZVOUSED, c.PROGRESSING)
-    if waits_for_step and obstacle.reason != c.STALLED and status.progress is not None:
+    if waits_for_step and obstacle.reason != other_reasons.STALLED and status.progress is not None:
         return ""
     return f" ({obstacle.reason}: {obstacle.message})"
 
@@ -200,7 +201,7 @@ def explain_interruption(
 ) -> str:
     """Return that the run was interrupted, and how to resume it. ``number``: as in ``interrupt``."""
     failed = status.condition(c.FAILED)
-    if failed is not None and failed.reason == c.INTERRUPTED:
+    if failed is not None and failed.reason == other_reasons.INTERRUPTED:
         return failed.message
     if number is None:
         event = "`ddp run` was killed"

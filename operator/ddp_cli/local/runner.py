@@ -34,6 +34,7 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.claims import exclusive_claim, explain_use, name_claim
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import report_changes
@@ -315,7 +316,7 @@ class Run:
 
     def _was_interrupted(self) -> bool:
         failed = self._status.condition(c.FAILED)
-        return failed is not None and failed.reason == c.INTERRUPTED
+        return failed is not None and failed.reason == other_reasons.INTERRUPTED
 
     async def _write_report(self) -> None:
         if self._plan.build_report is not None:
@@ -335,7 +336,9 @@ class Run:
             return
         try:
             job = parse_resource(resource, SCHEMA)
-            self._cluster.store.change(resource, status=build_failed_status(job, c.OPERATOR_ERROR, message, utc_now()))
+            self._cluster.store.change(
+                resource, status=build_failed_status(job, other_reasons.OPERATOR_ERROR, message, utc_now())
+            )
             self._read_status()
         except Exception as status_error:
             self._record_error("the last status", status_error)
@@ -396,7 +399,7 @@ class Run:
             progress = drop_pace(progress)
         elif not self._is_over() and status.is_false(c.TRAINS_AS_ONE):
             waits_for = "its ranks do not train as one"
-        phase = c.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
+        phase = other_reasons.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         reason = status.reason if status.phase == "Succeeded" else waits_for
         return View(phase, status.attempt, reason, progress)
 

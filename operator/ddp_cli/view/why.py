@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.view.failures import describe_end, sentence
 from ddp_cli.view.texts import format_estimate
 from ddp_operator.api.child_names import POD_SUFFIX
-from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES, MULTIKUEUE
+from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES
 from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.kubeobjects import find_foreign_manager, parse_time
+from ddp_operator.api.other_kinds import MULTIKUEUE
 from ddp_operator.api.resources import find_worker_cluster
 from ddp_operator.api.status import (
     ENDED_PHASES,
@@ -28,18 +29,11 @@ from ddp_operator.api.status import (
     StragglerCause,
 )
 from ddp_operator.api.stored_fields import read_status
-from ddp_operator.decide.conditions import (
-    BLOCKING,
-    CHANGE_PENDING,
-    SIDECAR_RESTARTED,
-    STALLED,
-    WAITING_FOR_RANKS,
-    find_blocker,
-    find_obstacle,
-)
+from ddp_operator.decide.conditions import BLOCKING, WAITING_FOR_RANKS, find_blocker, find_obstacle
 from ddp_operator.decide.doubts import find_doubts
 from ddp_operator.decide.failures import HIDDEN_FAILURE_REMEDY, describe_detail, describe_failure
 from ddp_operator.decide.held_runs import describe_run
+from ddp_operator.decide.other_reasons import CHANGE_PENDING, SIDECAR_RESTARTED, STALLED
 from ddp_operator.reading.events import EXPLAINING_EVENTS, PROBE_REMEDY, SCHEDULER_EVENT, find_kill, read_event_time
 from ddp_pod.contract.failure_text import NON_FINITE_REMEDY
 

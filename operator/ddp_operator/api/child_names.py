@@ -23,11 +23,6 @@ def is_attempt_name(job: str, name: str) -> bool:
     return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
-def feature_job_name(name: str, feature: str) -> str:
-    """Return the name of the Job of a feature, whose name is a word that is no number."""
-    return f"{name}-{feature}"
-
-
 def rendezvous_secret_name(name: str, uid: str, nonce: str) -> str:
     """Return the name of the Secret of a resource's rendezvous; that of a deleted job of this name has another UID.
 

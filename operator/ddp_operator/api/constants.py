@@ -15,26 +15,17 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "DDPTrainingJob"
 PLURAL: Final = "ddptrainingjobs"
-SHORT_NAMES: Final = ("ddp", "ddpjob")
-CRD_KIND: Final = "CustomResourceDefinition"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
-CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"
-PROFILE_KIND: Final = "DDPTrainingProfile"
 
 # Labels on every child. The operator selects children by label, and checks their owner references.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddp-operator"
 CONTROLLER_NAME: Final = f"{GROUP}/ddp-operator"
 """The value of spec.managedBy for this operator; the same as an unset field."""
-MANAGED_BY_CLI: Final = "ddp"  # on objects that `ddp submit` creates in addition to the job
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
-# The chart sets it on the operator's pods: a job's NetworkPolicy allows them to read metrics.
-LABEL_COMPONENT: Final = f"{GROUP}/component"
-COMPONENT_OPERATOR: Final = "operator"
 KUEUE_DOMAIN: Final = "kueue.x-k8s.io"
 KUEUE_QUEUE_LABEL: Final = f"{KUEUE_DOMAIN}/queue-name"
-KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_DOMAIN}/priority-class"
 # Annotations of a Job for partial admission: its minimum of pods, and that completions follow parallelism.
 KUEUE_MIN_PARALLELISM: Final = f"{KUEUE_DOMAIN}/job-min-parallelism"
 KUEUE_SYNC_COMPLETIONS: Final = f"{KUEUE_DOMAIN}/job-completions-equal-parallelism"
@@ -47,16 +38,9 @@ KUEUE_ELASTIC_GATE: Final = f"{KUEUE_DOMAIN}/elastic-job"
 KUEUE_PODSET_LABEL: Final = f"{KUEUE_DOMAIN}/podset"
 MAX_ANNOTATION: Final = 1024
 """Maximum characters of a child's annotation in the cache. Longer ones are not compared with the resource's."""
-# On a Workload: the UID of its Job.
-KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_DOMAIN}/job-uid"
-WORKLOAD_KIND: Final = "Workload"
-MULTIKUEUE: Final = f"{KUEUE_DOMAIN}/multikueue"
-"""The value of spec.managedBy for a job that Kueue runs in another cluster."""
-# On the copy of such a job in a worker cluster: the origin as label, the name of its Workload as annotation or label.
+# On the copy of a job of another cluster that Kueue runs: the origin as label, the name of its Workload as either.
 KUEUE_ORIGIN_LABEL: Final = f"{KUEUE_DOMAIN}/multikueue-origin"
 KUEUE_PREBUILT_WORKLOAD: Final = f"{KUEUE_DOMAIN}/prebuilt-workload-name"
-ANNOTATION_CLUSTER: Final = f"{GROUP}/cluster"
-"""On a job that Kueue runs in another cluster: the name of its MultiKueueCluster."""
 ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 """On a Job: a digest of those fields of its spec that users may change until a pod has run."""
 # On a child Job: the value of spec.suspend that the operator wrote last. If they differ, a queue controls the Job.
@@ -83,8 +67,6 @@ ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 JOB_TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted its end."""
 
-# <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
-MAX_NAME_LENGTH: Final = 50
 MAX_NODES: Final = 5000  # as many nodes as Kubernetes supports in one cluster
 
 TRAINER_CONTAINER: Final = "trainer"
@@ -111,7 +93,6 @@ EXIT_UNSEEN: Final = 255
 REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143, EXIT_UNSEEN)
 
 DEFAULT_METRICS_PORT: Final = 9400
-PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
 RENDEZVOUS_KEY: Final = "secret"  # of the Secret with ENV_RENDEZVOUS_SECRET
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
 LAUNCHER_FILE: Final = "launcher.py"  # the file that a pod starts
@@ -122,5 +103,3 @@ CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
 CODE_VOLUME: Final = "ddp-code"  # the archive of spec.code
 CODE_FOLDER_VOLUME: Final = "ddp-workspace"
 PACKAGES_VOLUME: Final = "ddp-packages"  # the packages of spec.code.pip
-VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
-"""Names of the operator's volumes."""

@@ -19,6 +19,8 @@ from ddp_operator.api.status import OPAQUE, Status
 from ddp_operator.api.structural import build_schema, without_defaults
 from ddp_operator.api.yaml_writer import format_documents
 
+SHORT_NAMES: Final = ("ddp", "ddpjob")
+
 DEFAULTED: Final = ("nodes", "suspend")
 """Fields of a spec with a default in the CRD: the scale subresource reads the number of nodes."""
 
@@ -97,7 +99,7 @@ def build_crd(schema: Schema) -> dict[str, Any]:
         "statusReplicasPath": ".status.nodes.desired",
         "labelSelectorPath": ".status.selector",
     }
-    names = {"kind": constants.KIND, "shortNames": list(constants.SHORT_NAMES), "categories": ["all"]}
+    names = {"kind": constants.KIND, "shortNames": list(SHORT_NAMES), "categories": ["all"]}
     return define_kind(
         names, "Namespaced", build_resource_schema(schema), build_columns(schema), {"status": {}, "scale": scale}
     )

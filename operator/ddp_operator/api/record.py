@@ -16,7 +16,6 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.nesting import limit_nesting
-from ddp_pod.contract.names import HISTORY_FOLDER
 
 MAX_ARGUMENT: Final = 120 << 10
 """Characters of an encoded record. It is an argument of a container, and Linux starts no program with 128 KiB."""
@@ -25,6 +24,7 @@ MAX_TEXT: Final = 512 << 10
 MAX_STORED: Final = 1 << 20
 """Bytes of a record that a reader accepts, and a sixteenth of the JSON in it."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,62}[a-z0-9])?")
+_FOLDER: Final = "ddp-history"  # has a folder of records for each namespace
 
 
 class PodLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +50,14 @@ def name_record(job: DDPTrainingJob) -> str:
     """Return the path of an ended job's record in its place."""
     assert job.status.completion_time is not None
     ended = re.sub("[-:]", "", format_time(job.status.completion_time))  # so that the names sort by time
-    return f"{HISTORY_FOLDER}/{job.namespace}/{ended}-{job.name}-{job.uid[:8]}.json.gz"
+    return f"{_FOLDER}/{job.namespace}/{ended}-{job.name}-{job.uid[:8]}.json.gz"
 
 
 def build_pattern(namespace: str, name: str) -> str:
     """Return the pattern of the paths of records. An empty namespace or name stands for all. Raises: ValueError."""
     if any(text and not _NAME.fullmatch(text) for text in (name, namespace)):
         raise ValueError(f"{name}: not the name of a job; records have those of metadata.name and metadata.namespace")
-    return f"{HISTORY_FOLDER}/{namespace or '*'}/{'?' * 8}T{'?' * 6}Z-{name or '*'}-{'?' * 8}.json.gz"
+    return f"{_FOLDER}/{namespace or '*'}/{'?' * 8}T{'?' * 6}Z-{name or '*'}-{'?' * 8}.json.gz"
 
 
 def encode_record(record: Record) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api.cluster import Object
-from ddp_operator.api.constants import ANNOTATION_CLUSTER, DEFAULT_METRICS_PORT, MULTIKUEUE
+from ddp_operator.api.constants import DEFAULT_METRICS_PORT
 from ddp_operator.api.kubeobjects import count_gpus, find_foreign_manager
+from ddp_operator.api.other_kinds import ANNOTATION_CLUSTER, MULTIKUEUE
 
 
 def claim_of(resource: Object) -> str | None:

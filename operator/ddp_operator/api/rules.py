@@ -12,7 +12,7 @@ from functools import cache
 
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.completion import find_completing
-from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
+from ddp_operator.api.constants import MAX_NODES
 from ddp_operator.api.rule_builders import (
     YEAR,
     is_set,
@@ -97,6 +97,8 @@ def _is_unchanged(name: str) -> str:
     )
 
 
+# <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
+_MAX_NAME_LENGTH = 50
 # Bounds beyond any real job, which Kubernetes and Python can represent.
 _MAX_RESTARTS = 10_000
 _MAX_STEPS = 2**31 - 1
@@ -107,8 +109,8 @@ _MAX_PATTERN = 512
 RULES: tuple[CelRule, ...] = (
     CelRule(
         "",
-        f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
-        f"metadata.name must have at most {MAX_NAME_LENGTH} characters, because pod host names are "
+        f"size(self.metadata.name) <= {_MAX_NAME_LENGTH}",
+        f"metadata.name must have at most {_MAX_NAME_LENGTH} characters, because pod host names are "
         "<name>-<attempt>-<index>; choose a shorter name",
         field=".metadata.name",
     ),

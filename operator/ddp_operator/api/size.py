@@ -25,8 +25,6 @@ REMEDY: Final = "put scripts into the image or spec.code, and data into a Config
 TOO_DEEP: Final = f"has more than {MAX_DEPTH} levels of lists and objects; remove the inner ones"
 OVERSIZE: Final = "$oversize"
 """Member of a spec that the cache keeps instead of one that is too large: path and message of its refusal."""
-OMITTED: Final = "$omitted"
-"""Member of a spec of which the cache keeps only the small members: the spec is read when it is needed."""
 
 
 class OversizeSpec(InvalidManifest):

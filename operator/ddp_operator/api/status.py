@@ -228,8 +228,6 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
 
 
 StragglerCause = Literal["compute", "data", "sleep", "throttled", "cpu", "storage", "memory"]
-STRAGGLER_RATIO: Final = 1.3
-"""Own time per step relative to the median rank's, from which on a rank is a straggler."""
 
 
 class Straggler(StatusFields, frozen=True, kw_only=True):

@@ -45,13 +45,8 @@ STATUS_REFUSED: Final = "StatusRefused"
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"
 NOT_SUSPENDED: Final = "NotSuspended"
-# InputsReady, of a feature that prepares the job: also the reasons of Scheduled, of the pod that fetches
-FETCHING_INPUTS: Final = "FetchingInputs"
-UNREACHABLE: Final = "Unreachable"
 # Scheduled
 ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
-CHANGE_PENDING: Final = "ChangePending"  # all pods are scheduled with this reason and the next
-SIDECAR_RESTARTED: Final = "SidecarRestarted"
 WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
 UNSCHEDULABLE: Final = "Unschedulable"
@@ -93,13 +88,10 @@ NO_METRICS_PAGE: Final = "NoMetricsPage"
 PEER_UNREACHABLE: Final = "PeerUnreachable"  # of Progressing too
 # Progressing
 TRAINING: Final = "Training"
-STALLED: Final = "Stalled"
 NO_STEP_YET: Final = "NoStepYet"
 NOT_RUNNING: Final = "NotRunning"
 WAITING_FOR_PEERS: Final = "WaitingForPeers"
 HELD: Final = "Held"  # of `ddp dev`; the phase too
-NODE_NOT_READY: Final = "NodeNotReady"  # of Rendezvoused too
-NODE_SILENT: Final = "NodeSilent"  # of Rendezvoused too
 # Restarting
 GROUP_RESTART: Final = "GroupRestart"
 POD_REPLACEMENT: Final = "PodReplacement"
@@ -129,8 +121,6 @@ RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
 CRASH_LOOP: Final = "CrashLoop"
 REPEATED_FAILURE: Final = "RepeatedFailure"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
-OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster retries for ever
-INTERRUPTED: Final = "Interrupted"  # of `ddp run` alone: Ctrl-C or a signal
 FINISHED: Final = "Finished"
 _MAX_LISTED = 10
 # Obstacles to training, the first one found is reported: type and status of the condition.

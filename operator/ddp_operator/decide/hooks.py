@@ -87,6 +87,11 @@ Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
 
+def feature_job_name(name: str, feature: str) -> str:
+    """Return the name of the Job of a feature, whose name is a word that is no number."""
+    return f"{name}-{feature}"
+
+
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 

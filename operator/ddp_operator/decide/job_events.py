@@ -8,12 +8,12 @@ from typing import Final, Literal
 from ddp_operator.api.cluster import Event, Object
 from ddp_operator.api.status import Condition, ConditionStatus, LastFailure, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import doubts
+from ddp_operator.decide import doubts, other_reasons
 from ddp_operator.decide.failures import describe_failure, describe_restart
 from ddp_operator.decide.losses import describe_replacement
 
 _MAX_MESSAGE: Final = 1000
-_WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
+_WARNINGS: Final = frozenset((*c.BLOCKING, other_reasons.UNREACHABLE)) - {c.QUOTA_PENDING}
 _EVENT_TYPES: Final = (
     *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.NODES_HEALTHY),
     *(c.FEATURES_WORK, c.UPLOADED),
@@ -23,8 +23,8 @@ _EVENT_TYPES: Final = (
 _HEALTHY_IF_TRUE: Final = (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.FEATURES_WORK, c.UPLOADED)
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
     c.HELD: "Normal",
-    c.NODE_NOT_READY: "Warning",
-    c.NODE_SILENT: "Warning",
+    other_reasons.NODE_NOT_READY: "Warning",
+    other_reasons.NODE_SILENT: "Warning",
     c.PEER_UNREACHABLE: "Warning",
     c.WAITING_FOR_PEERS: "Normal",
 }
@@ -107,9 +107,9 @@ def _report_progressing(old: Status, new: Status) -> Iterator[Event]:
     if progressing is None:
         return
     former_reason = before.reason if before is not None else ""
-    stall = before.message if before is not None and former_reason == c.STALLED else None
-    if progressing.reason == c.STALLED and stall != progressing.message:
-        yield Event("Warning", c.STALLED, progressing.message)
+    stall = before.message if before is not None and former_reason == other_reasons.STALLED else None
+    if progressing.reason == other_reasons.STALLED and stall != progressing.message:
+        yield Event("Warning", other_reasons.STALLED, progressing.message)
     elif stall is not None and progressing.status == "True":
         yield Event("Normal", c.TRAINING, "training is making progress again")
     elif progressing.reason in _SILENCE_EVENTS and progressing.reason != former_reason:

@@ -1,4 +1,4 @@
-"""Refusals: a name that is in use, a resource or a status that cannot be read or written. Pure."""
+"""Refusals: a name that is in use, a child that is refused, a resource or a status that cannot be read or written."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import controller_of, owner_uids
+from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
@@ -39,6 +40,23 @@ _REMEDY: Final = (
     "Apply the CRDs of this operator's version (deploy/crds); if the object is too large, shorten spec.template and "
     "its annotations"
 )
+
+
+def refuse_write(error: Refused) -> Refusal:
+    """Return the refusal of a job whose child the API server does not accept."""
+    if error.reason == "Invalid":
+        return Refusal(c.INVALID_SPEC, error.message)
+    return Refusal(c.FORBIDDEN, error.message)
+
+
+def refuse_failing_server(error: ServerError) -> Refusal:
+    """Return the refusal of a job whose child the API server repeatedly fails to create."""
+    return Refusal(c.SERVER_ERROR, f"the API server fails to create {error.message}")
+
+
+def refuse_invalid(error: InvalidManifest, subject: str = "") -> Refusal:
+    """Return the refusal of an invalid spec. ``subject``: the object that is invalid, if it is not the job itself."""
+    return Refusal(c.INVALID_SPEC, f"{subject}: {error}" if subject else str(error))
 
 
 def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:

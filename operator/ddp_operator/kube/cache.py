@@ -19,9 +19,9 @@ import msgspec
 from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.resources import claim_of
-from ddp_operator.api.size import OMITTED, OVERSIZE
+from ddp_operator.api.size import OVERSIZE
 from ddp_operator.kube.children import CHILD_KINDS, has_metadata_only, key_of, trim_object
-from ddp_operator.kube.incoming import LARGE, omit_large
+from ddp_operator.kube.incoming import LARGE, OMITTED, omit_large
 
 TOMBSTONES: Final = 10_000
 """Maximum deleted objects of one period whose UIDs are kept."""

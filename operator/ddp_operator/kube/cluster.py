@@ -11,24 +11,17 @@ import msgspec
 
 from ddp_operator.api.cluster import Event, Key, Object, Snapshot, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError, VersionConflict
-from ddp_operator.api.constants import (
-    API_VERSION,
-    CRD_KIND,
-    CRD_NAME,
-    KIND,
-    KUEUE_JOB_UID_LABEL,
-    LABEL_JOB_NAME,
-    MANAGED_BY,
-)
+from ddp_operator.api.constants import API_VERSION, CRD_NAME, KIND, LABEL_JOB_NAME, MANAGED_BY
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_time, utc_now
+from ddp_operator.api.other_kinds import CRD_KIND, KUEUE_JOB_UID_LABEL
 from ddp_operator.api.resources import claim_of
-from ddp_operator.api.size import OMITTED
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, has_metadata_only, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
+from ddp_operator.kube.incoming import OMITTED
 from ddp_operator.kube.postings import Postings
 from ddp_operator.kube.resources import kind_of, type_of
 from ddp_operator.kube.scrape import Scraper

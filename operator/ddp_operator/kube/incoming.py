@@ -26,7 +26,6 @@ from ddp_operator.api.size import (
     MAX_BYTES,
     MAX_DEPTH,
     MAX_VALUES,
-    OMITTED,
     OVERSIZE,
     REMEDY,
     TOO_DEEP,
@@ -35,6 +34,8 @@ from ddp_operator.api.size import (
 )
 from ddp_operator.kube.children import trim_metadata
 
+OMITTED: Final = "$omitted"
+"""Member of a spec of which the cache keeps only the small members: the spec is read when it is needed."""
 LARGE: Final = 16 << 10
 """Bytes from which a resource is limited."""
 _MOST_COUNTED: Final = 2 * MAX_VALUES

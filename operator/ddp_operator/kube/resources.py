@@ -3,15 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.api.constants import (
-    CLUSTER_PROFILE_KIND,
-    CRD_KIND,
-    GROUP,
-    KIND,
-    PLURAL,
-    PROFILE_KIND,
-    VERSION,
-)
+from ddp_operator.api.constants import GROUP, KIND, PLURAL, VERSION
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, CRD_KIND, PROFILE_KIND
 
 POSTED_EVENT: Final = "Event.events.k8s.io"
 """An Event as the operator posts it. Reads use ``v1``, which has the Events of both API groups."""

@@ -8,17 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddp_operator.api.cluster_errors import ClusterError
-from ddp_operator.api.constants import (
-    API_VERSION,
-    CLUSTER_PROFILE_KIND,
-    CRD_KIND,
-    CRD_NAME,
-    GROUP,
-    KIND,
-    PLURAL,
-    PROFILE_KIND,
-    VERSION,
-)
+from ddp_operator.api.constants import API_VERSION, CRD_NAME, GROUP, KIND, PLURAL, VERSION
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, CRD_KIND, PROFILE_KIND
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import POSTED_EVENT, group, plural
 

@@ -18,7 +18,7 @@ from ddp_operator.api.constants import CONTROLLER_NAME
 from ddp_operator.api.faults import FAULTS, FaultLog, contain
 from ddp_operator.api.status import Phase
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import doubts
+from ddp_operator.decide import doubts, other_reasons
 from ddp_operator.decide.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
@@ -47,7 +47,13 @@ MAX_NODE_LABELS: Final = 1024
 NOT_ACCEPTED: Final = "NotAccepted"
 """Reason label of a job whose condition Accepted is not True."""
 _SCHEDULED_REASONS: Final = (
-    *(c.ALL_PODS_SCHEDULED, c.CHANGE_PENDING, c.SIDECAR_RESTARTED, c.WAITING_FOR_PODS, c.WAITING_FOR_FORMER_PODS),
+    *(
+        c.ALL_PODS_SCHEDULED,
+        other_reasons.CHANGE_PENDING,
+        other_reasons.SIDECAR_RESTARTED,
+        c.WAITING_FOR_PODS,
+        c.WAITING_FOR_FORMER_PODS,
+    ),
     *c.BLOCKING,
 )
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ddp_operator.api.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
+from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
+from ddp_operator.api.other_kinds import KUEUE_PRIORITY_LABEL
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.kueue import line
 from ddp_operator.decide.state import Problem

@@ -32,6 +32,9 @@ from ddp_operator.decide.refusals import (
     explain_launcher_conflict,
     explain_secret_conflict,
     is_owned,
+    refuse_failing_server,
+    refuse_invalid,
+    refuse_write,
 )
 from ddp_operator.decide.state import (
     Action,
@@ -63,7 +66,6 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.acting import ActionContext, FeatureHooks
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.observer import Memory
-from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import compute_digest
 

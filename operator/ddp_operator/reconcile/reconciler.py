@@ -28,6 +28,7 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.refusals import (
     describe_refused_status,
+    refuse_invalid,
     report_refused,
     report_refused_status,
     report_unreadable,
@@ -39,7 +40,6 @@ from ddp_operator.reconcile.acting import NO_FEATURES, FeatureHooks
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children
-from ddp_operator.reconcile.prerequisites import refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)

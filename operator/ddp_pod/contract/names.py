@@ -58,7 +58,6 @@ DEFAULT_RENDEZVOUS_PORT: Final = 29400
 TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet truncates the rest
 
 INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
-HISTORY_FOLDER: Final = "ddp-history"  # has a folder of records for each namespace
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done", "Held")
 """Values of the label ``phase`` of series.METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
 

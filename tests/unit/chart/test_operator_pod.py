@@ -12,16 +12,15 @@ from msgspec.structs import asdict, replace
 
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.constants import (
-    COMPONENT_OPERATOR,
-    LABEL_COMPONENT,
     LABEL_JOB_NAME,
     LABEL_MANAGED_BY,
     MANAGED_BY,
-    PORT_NAMES,
 )
 from ddp_operator.api.status import Profile
 from ddp_operator.features import FEATURES, SCHEMA
+from ddp_operator.features.early_checks.template import PORT_NAMES
 from ddp_operator.features.gangs.fields import PERMISSIONS as GANG_PERMISSIONS
+from ddp_operator.features.network_policy.fields import COMPONENT_OPERATOR, LABEL_COMPONENT
 from ddp_operator.features.profiles import ProfileSettings
 from ddp_operator.features.profiles.defaults import read_job_defaults
 from ddp_operator.kube.resources import group, plural

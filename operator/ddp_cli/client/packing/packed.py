@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
-from ddp_operator.api import code_paths, constants
+from ddp_operator.api import code_paths, constants, other_kinds
 from ddp_operator.api.code_source import CLAIM, CONFIG_MAP, describe_revision, split_source
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
@@ -83,7 +83,7 @@ class PackedCode:
 
     def build_config_map(self, namespace: str) -> dict[str, Any]:
         """Return the ConfigMap with the archive."""
-        labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI}
+        labels = {constants.LABEL_MANAGED_BY: other_kinds.MANAGED_BY_CLI}
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",

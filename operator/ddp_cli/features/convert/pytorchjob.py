@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ddp_cli.client.workdir import ENTRYPOINT, skips_entrypoint
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.yaml_writer import format_documents
@@ -263,7 +263,7 @@ def _convert_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
 
 
 def _convert_controller(done: Conversion, controller: Any) -> None:
-    if controller == constants.MULTIKUEUE:
+    if controller == other_kinds.MULTIKUEUE:
         done.resource["spec"]["managedBy"] = controller
     elif controller and controller != _TRAINING_OPERATOR:
         done.note("spec.runPolicy.managedBy", f"{controller}: left out, it does not know the new kind")

@@ -20,6 +20,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.resources import find_metrics_port
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 
 _POLL_SECONDS: Final = 0.5
 _PROBE_SECONDS: Final = 0.2
@@ -87,7 +88,7 @@ def read_facts(status: Status, uids: frozenset[str]) -> JobFacts:
     progressing = status.condition(c.PROGRESSING)
     reason = progressing.reason if progressing is not None else ""
     return JobFacts(
-        silent=reason if reason in (c.NODE_SILENT, c.NODE_NOT_READY) else "",
+        silent=reason if reason in (other_reasons.NODE_SILENT, other_reasons.NODE_NOT_READY) else "",
         avoided=status.failed_nodes,
         attempt=status.attempt,
         restarts=status.restarts.all,

@@ -12,7 +12,7 @@ from ddp_cli.commands.io import CommandError, ExitCode
 from ddp_cli.commands.list_jobs import align
 from ddp_cli.commands.profiles import add_profiles_argument, list_profiles
 from ddp_cli.view.terminal import print_text
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.structural import document_of
 from ddp_operator.features import SCHEMA
 from ddp_operator.features.profiles.merge import MERGE_KEYS

@@ -15,13 +15,13 @@ from ddp_cli.view.why import Note, Why, explain_straggler, has_diverged
 from ddp_operator.api.display_texts import format_duration
 from ddp_operator.api.status import (
     ENDED_PHASES,
-    STRAGGLER_RATIO,
     Progress,
     Status,
     Straggler,
 )
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide.pace import read_rate
+from ddp_operator.features.stalls.stragglers import STRAGGLER_RATIO
 from ddp_pod.contract.names import STALLED_STATES
 
 _YAML_CHARACTERS: Final = 256 << 10

@@ -18,7 +18,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.status import ENDED_PHASES, Condition, Progress, QueueStatus, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import doubts
+from ddp_operator.decide import doubts, other_reasons
 
 _NEWS: Final = timedelta(days=1)
 """A job that failed longer ago does not need a person any more."""
@@ -90,15 +90,15 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
     phase: str = why.phase
     if phase == "Held" and status.dev is not None:
         phase = status.dev.result or phase
-    if why.reason == c.INTERRUPTED or phase in ("Failed", "Rejected", "Unknown"):
-        return State(c.INTERRUPTED if why.reason == c.INTERRUPTED else phase, "bad")
+    if why.reason == other_reasons.INTERRUPTED or phase in ("Failed", "Rejected", "Unknown"):
+        return State(other_reasons.INTERRUPTED if why.reason == other_reasons.INTERRUPTED else phase, "bad")
     if phase == "Succeeded":
         return State("Doubtful", "warn") if doubts.find_doubts(status) else State(phase, "good")
     if attention is Attention.NEEDS_YOU:
         word = (
             "Blocked" if _find_stop(status) is not None else "Diverged" if has_diverged(status.progress) else "At risk"
         )
-        return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
+        return State({other_reasons.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
     tones = {Attention.TRAINING: "busy", Attention.SUSPENDED: "idle"}
     return State(phase if phase in ("Stopped", "Lost", "Held") else attention.title, tones.get(attention, "wait"))
 
@@ -126,7 +126,7 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
     if phase == "Held":
         return Attention.WAITING
     stop = _find_stop(status)
-    if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
+    if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (other_reasons.STALLED, c.INADMISSIBLE):
         return Attention.NEEDS_YOU
     if stop is None:
         is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)
@@ -191,7 +191,7 @@ def describe_state(status: Status, why: Why, attention: Attention, now: datetime
     text = describe_what(why)
     if failure is not None and why.phase in ("Failed", "Rejected"):
         text = f"{failure.category} of rank {failure.rank}: {failure.message}"
-    elif obstacle is not None and why.reason == c.STALLED:
+    elif obstacle is not None and why.reason == other_reasons.STALLED:
         text = obstacle.message
     elif status.queue is not None and attention is Attention.WAITING and why.phase != "Held":
         text = _describe_queue(status.queue, now)

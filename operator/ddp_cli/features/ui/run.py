@@ -16,6 +16,7 @@ from ddp_cli.view.why import Why, explain_why, keep_local_advice
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.failures import describe_detail
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
@@ -109,7 +110,7 @@ class RecordedRun:
     def interrupted(self) -> bool:
         """Whether `ddp run` ended before the job did."""
         failed = self.status.condition(c.FAILED)
-        closed = failed is not None and failed.reason == c.INTERRUPTED
+        closed = failed is not None and failed.reason == other_reasons.INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 
     def explain(self, now: datetime, why: Why | None = None) -> Why:
@@ -118,7 +119,9 @@ class RecordedRun:
         if self.interrupted:
             text = explain_interruption(self.resource, self.status, self.command)
             what, _, remedy = text.partition(" Start it with: ")
-            return Why(why.name, "Failed", c.INTERRUPTED, what, f"Start it with: {remedy}" if remedy else "")
+            return Why(
+                why.name, "Failed", other_reasons.INTERRUPTED, what, f"Start it with: {remedy}" if remedy else ""
+            )
         return keep_local_advice(why) if self.command else why
 
     @property

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from ddp_cli.features.ui.run import LATE_SECONDS, RESTART, RecordedRun, Row, count_steps, split_processes
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_pod.contract.failure_table import HANG, NODE_LOST, POD_DELETED
 
 _MOST_BARS: Final = 200
@@ -23,9 +24,9 @@ _STARTS: Final = {
     c.TRAINING: "steps",
     c.SUSPENDED: "suspended",
     c.RESUMED: "queue",
-    c.STALLED: _STALLED,
-    c.NODE_NOT_READY: _SILENT,
-    c.NODE_SILENT: _SILENT,
+    other_reasons.STALLED: _STALLED,
+    other_reasons.NODE_NOT_READY: _SILENT,
+    other_reasons.NODE_SILENT: _SILENT,
     c.PEER_UNREACHABLE: _SILENT,
     **dict.fromkeys((c.GROUP_RESTART, c.RESTARTED_IN_PLACE, c.RESIZED, c.DISRUPTED, c.DRAINED), "restart"),
 }

@@ -8,12 +8,17 @@ from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.kubeobjects import parse_quantity
 
+VOLUMES: Final = (
+    *(constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME),
+    *(constants.CODE_VOLUME, constants.CODE_FOLDER_VOLUME, constants.PACKAGES_VOLUME),
+)
+"""Names of the operator's volumes."""
 _STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 
 
 def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Check resources, variables and mounts of all containers, after the pod's shape. ``path``: that of the pod."""
-    volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*constants.VOLUMES}
+    volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*VOLUMES}
     yield from _check_resources(pod.get("resources") or {}, f"{path}.resources")
     for part in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(part) or ()):

@@ -9,8 +9,11 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import POD as _POD
 from ddp_operator.api.schema import list_mounts
 from ddp_operator.api.spec import Spec
+from ddp_operator.features.early_checks.containers import VOLUMES
 from ddp_operator.manifests.template import MAX_TEXT, measure_variable
 
+PORT_NAMES: Final = ("rendezvous", "metrics")
+"""Names of ports in the Service and in the training container."""
 _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, code_paths.CODE_MOUNT_PATH, code_paths.PACKAGES_MOUNT_PATH)
 
 
@@ -42,7 +45,7 @@ def _check_sizes(container: Mapping[str, Any], path: str) -> Iterator[FieldError
 
 def _check_trainer(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> Iterator[FieldError]:
     for index, port in enumerate(trainer.get("ports") or []):
-        if port.get("name") in constants.PORT_NAMES:
+        if port.get("name") in PORT_NAMES:
             message = "is the name of a port that the operator declares; rename it"
             yield FieldError(f"{path}.ports[{index}].name", message, port["name"])
     taken = list_mounts(job)
@@ -64,7 +67,7 @@ def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
         message = "must be Never, because spec.recovery configures restarts; remove it"
         yield FieldError(f"{_POD}.restartPolicy", message, pod["restartPolicy"])
     names = [volume["name"] for volume in pod.get("volumes") or []]
-    for reserved in constants.VOLUMES:
+    for reserved in VOLUMES:
         if reserved in names:
             path = f"{_POD}.volumes[{names.index(reserved)}].name"
             yield FieldError(path, "is reserved for the operator; choose another name", reserved)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ddp_operator.api import constants
-from ddp_operator.api.child_names import feature_job_name
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits
 from ddp_operator.api.record import name_record
+from ddp_operator.decide.hooks import feature_job_name
 from ddp_operator.features.history.fields import FIELDS, find_mounts, find_place
 from ddp_operator.manifests.children import build_metadata, load_launcher
 from ddp_operator.manifests.pod import build_checkpoint_volume

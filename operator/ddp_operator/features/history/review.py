@@ -6,10 +6,10 @@ The end of the Job that stores it changes nothing but the condition, and the Job
 from datetime import timedelta
 from typing import Final
 
-from ddp_operator.api.child_names import feature_job_name
 from ddp_operator.api.cluster import controller_of
 from ddp_operator.api.record import name_record
 from ddp_operator.decide.conditions import Fact, is_finished
+from ddp_operator.decide.hooks import feature_job_name
 from ddp_operator.decide.state import AT_ONCE, FeatureAction, Observation, Remark, State
 from ddp_operator.decide.views import JobView
 from ddp_operator.features.history.fields import FIELDS, name_place

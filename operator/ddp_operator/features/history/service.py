@@ -6,13 +6,13 @@ from typing import Final
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.record import encode_record
 from ddp_operator.decide.hooks import Service
+from ddp_operator.decide.refusals import refuse_invalid
 from ddp_operator.decide.state import FeatureAction, Outcome
 from ddp_operator.features.history.manifests import build_history_job
 from ddp_operator.features.history.reading import read_record
 from ddp_operator.features.history.review import STORE, find_job
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.reconcile.acting import ActionContext
-from ddp_operator.reconcile.prerequisites import refuse_invalid
 from ddp_operator.reconcile.turns import Payer
 
 # Each record takes some megabytes until its Job is created.

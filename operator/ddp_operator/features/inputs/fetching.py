@@ -14,6 +14,7 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import InputStatus, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
@@ -31,7 +32,7 @@ FETCHED: Final = "Fetched"
 NOT_FETCHED: Final = "NotFetched"
 FETCH_FAILED: Final = "FetchFailed"
 FETCH_FAILURES: Final = (
-    c.UNREACHABLE,
+    other_reasons.UNREACHABLE,
     FETCH_FAILED,
     "NotFound",
     "AccessDenied",
@@ -146,5 +147,5 @@ def _describe_fetch(state: State, status: Status) -> Fact:
         fact = state.hooks.explain(attempt, describe_scheduling(state.job, state.observation, 0, view.nodes, state.now))
         if fact.status == "False":
             return dataclasses.replace(fact, type=c.INPUTS_READY, message=f"to fetch the inputs: {fact.message}")
-    reason = next((item.reason for item in status.inputs if item.reason), c.FETCHING_INPUTS)
+    reason = next((item.reason for item in status.inputs if item.reason), other_reasons.FETCHING_INPUTS)
     return Fact(c.INPUTS_READY, "False", reason, describe_inputs(status.inputs))

@@ -8,6 +8,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.losses import find_due_time, find_node_problem
@@ -20,7 +21,7 @@ class LostContact(NamedTuple):
 
     since: datetime
     message: str
-    reason: str = c.NODE_NOT_READY
+    reason: str = other_reasons.NODE_NOT_READY
 
 
 class _SilentPod(NamedTuple):
@@ -91,4 +92,4 @@ def _describe_suspicions(state: State, pods: Iterable[PodView]) -> LostContact |
     since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
     more = format_more_pods(len(silent_pods) - 1, preposition="of")
     message = f"node {pod.node_name} of pod {pod.index}{more} may be lost since {format_time(since)}: {problem}"
-    return LostContact(since, message, c.NODE_SILENT)
+    return LostContact(since, message, other_reasons.NODE_SILENT)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from ddp_operator.api.cluster import Object
-from ddp_operator.api.constants import WORKLOAD_KIND
+from ddp_operator.api.other_kinds import WORKLOAD_KIND
 from ddp_operator.api.posting import Posting
 from ddp_operator.decide.hooks import Feature, Service
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.api.cluster import Cluster, Key, Object, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
@@ -20,6 +20,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.foreign_objects import refuse_read
 from ddp_operator.decide.preparation import count_alive
+from ddp_operator.decide.refusals import refuse_invalid, refuse_write
 from ddp_operator.decide.state import AT_ONCE, Children, Decision, Refusal
 from ddp_operator.features.multikueue.admission import (
     build_edits,
@@ -34,7 +35,6 @@ from ddp_operator.features.multikueue.admission import (
 from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods, workload_name
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.placing import PlacementContext, PlacingService, Queued
-from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_write
 from ddp_operator.reconcile.turns import Payer
 
 # Seconds between two reads of a Workload that waits, and of one whose pods run.
@@ -74,7 +74,7 @@ class MultiKueue(PlacingService):
     ``is_worker``: whether jobs of this cluster may become the owners of Workloads. A restart may lose its memory.
     """
 
-    manages = constants.MULTIKUEUE
+    manages = other_kinds.MULTIKUEUE
 
     def __init__(self, *, is_worker: bool = False) -> None:
         self._is_worker = is_worker
@@ -98,7 +98,7 @@ class MultiKueue(PlacingService):
         name = workload_name(meta["name"], meta["uid"])
         self._waiting.pop(context.key, None)
         try:
-            workload = await context.cluster.kueue_object(constants.WORKLOAD_KIND, meta["namespace"], name)
+            workload = await context.cluster.kueue_object(other_kinds.WORKLOAD_KIND, meta["namespace"], name)
         except Refused as error:
             return refuse_read(f"Workload {name}", error, _REMEDY)
         if workload is not None and find_cluster(workload):
@@ -118,7 +118,7 @@ class MultiKueue(PlacingService):
         resource = context.resource
         if find_worker_cluster(resource) == cluster:
             return False
-        patch = {"metadata": {"annotations": {constants.ANNOTATION_CLUSTER: cluster or None}}}
+        patch = {"metadata": {"annotations": {other_kinds.ANNOTATION_CLUSTER: cluster or None}}}
         version = resource["metadata"]["resourceVersion"]
         await context.cluster.patch_resource(context.key, patch, resource_version=version)
         return True
@@ -151,7 +151,7 @@ class MultiKueue(PlacingService):
         name = job.labels.get(constants.KUEUE_QUEUE_LABEL)
         if not name:
             label = constants.KUEUE_QUEUE_LABEL
-            problem = f"metadata.labels: {label} is missing, which spec.managedBy {constants.MULTIKUEUE} requires"
+            problem = f"metadata.labels: {label} is missing, which spec.managedBy {other_kinds.MULTIKUEUE} requires"
             return Refusal(c.INVALID_SPEC, f"{problem}; set it to a LocalQueue of namespace {job.namespace}")
         try:
             priority = await self._read_priority(job, context.cluster)
@@ -197,13 +197,13 @@ class MultiKueue(PlacingService):
     @staticmethod
     async def _read_priority(job: DDPTrainingJob, cluster: Cluster) -> int | Refusal | None:
         """Return the priority of the class that a job names. Raises: Refused, ClusterError."""
-        name = job.labels.get(constants.KUEUE_PRIORITY_LABEL)
+        name = job.labels.get(other_kinds.KUEUE_PRIORITY_LABEL)
         if not name:
             return None
         kind = "WorkloadPriorityClass"
         found = await cluster.kueue_object(kind, None, name)
         if found is None:
-            problem = f"metadata.labels[{constants.KUEUE_PRIORITY_LABEL}]: {kind} {name} does not exist"
+            problem = f"metadata.labels[{other_kinds.KUEUE_PRIORITY_LABEL}]: {kind} {name} does not exist"
             return Refusal(c.INVALID_SPEC, f"{problem}; create it or correct the label")
         return int(found.get("value") or 0)
 
@@ -239,7 +239,7 @@ class MultiKueue(PlacingService):
         The job becomes its controller: Kueue then deletes both together. None: it does not exist, or belongs to another
         object. Raises: InvalidManifest, Refused, VersionConflict, ClusterError.
         """
-        workload = await context.cluster.kueue_object(constants.WORKLOAD_KIND, job.namespace, name)
+        workload = await context.cluster.kueue_object(other_kinds.WORKLOAD_KIND, job.namespace, name)
         if workload is None:
             return None, ""
         is_own = controller_of(workload).get("uid") == job.uid
@@ -256,7 +256,7 @@ class MultiKueue(PlacingService):
             return workload if is_own else None, f"Workload {name} does not cover the pods of this job: {problem}"
         if not is_own:
             await context.cluster.patch_workload(workload, {"metadata": {"ownerReferences": [owner_reference(job)]}})
-            workload = await context.cluster.kueue_object(constants.WORKLOAD_KIND, job.namespace, name)
+            workload = await context.cluster.kueue_object(other_kinds.WORKLOAD_KIND, job.namespace, name)
             if workload is None or controller_of(workload).get("uid") != job.uid:
                 return None, ""
         return workload, ""

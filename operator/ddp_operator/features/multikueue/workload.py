@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import child_names, constants, other_kinds
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, owner_reference
 from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.status import Status
@@ -28,13 +28,13 @@ def build_workload(job: DDPTrainingJob, priority: int | None) -> dict[str, Any]:
     """Return the Workload. ``priority``: of the class that the job names. Raises: InvalidManifest."""
     spec: dict[str, Any] = {"queueName": job.labels[constants.KUEUE_QUEUE_LABEL], "podSets": [build_pod_set(job)]}
     if priority is not None:
-        name = job.labels[constants.KUEUE_PRIORITY_LABEL]
+        name = job.labels[other_kinds.KUEUE_PRIORITY_LABEL]
         spec["priorityClassRef"] = {"group": constants.KUEUE_DOMAIN, "kind": "WorkloadPriorityClass", "name": name}
         spec["priority"] = priority
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     return {
         "apiVersion": f"{constants.KUEUE_DOMAIN}/v1beta2",
-        "kind": constants.WORKLOAD_KIND,
+        "kind": other_kinds.WORKLOAD_KIND,
         "metadata": {
             "name": workload_name(job.name, job.uid),
             "namespace": job.namespace,

@@ -14,6 +14,9 @@ from ddp_operator.api.rule_builders import require
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 
+# The chart sets it on the operator's pods: a job's NetworkPolicy allows them to read metrics.
+LABEL_COMPONENT: Final = f"{constants.GROUP}/component"
+COMPONENT_OPERATOR: Final = "operator"
 _PEER: Final = frozenset({"namespaceSelector", "podSelector", "ipBlock"})
 """The members of a peer, of which an API server checks the rest in the NetworkPolicy itself."""
 
@@ -90,7 +93,7 @@ def build_policy(job: DDPTrainingJob, nodes: int) -> ChildBody:
     policy = read_policy(job)
     pods = {"matchLabels": child_names.child_labels(job.name)}
     readers = [_labelled(_PROMETHEUS)] if policy.metrics_from is None else policy.metrics_from
-    operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
+    operator = _labelled({LABEL_COMPONENT: COMPONENT_OPERATOR})
     egress: list[dict[str, Any]] = [
         {"to": [{"podSelector": pods}]},
         {"ports": _DNS},  # to any address: the resolver of a node is not a pod

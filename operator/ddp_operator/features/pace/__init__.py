@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.conditions import is_finished, may_have_joined
 from ddp_operator.decide.hooks import Feature, PodHook
 from ddp_operator.decide.pace import RateMeter, Rates, average_rates, drop_eta, drop_pace, set_pace
@@ -20,8 +21,8 @@ if TYPE_CHECKING:  # of a pass, which the commands do not have
     from ddp_operator.reconcile.acting import PodPages
 
 _WITHOUT_STEPS: Final = (
-    *(c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET),
-    *(c.NODE_NOT_READY, c.NODE_SILENT),  # no step since then
+    *(c.HELD, other_reasons.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET),
+    *(other_reasons.NODE_NOT_READY, other_reasons.NODE_SILENT),  # no step since then
 )
 
 

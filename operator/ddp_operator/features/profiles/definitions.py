@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.crd import add_rules, bound_lists, define_kind, make_optional
 from ddp_operator.api.former import add_former
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.structural import build_schema

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from ddp_operator.api.cel_rule import CelRule
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.schema import Completion, OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.features.profiles.values import merge_profile, profile_reference, read_profile

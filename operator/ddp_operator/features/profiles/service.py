@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 
 from ddp_operator.api.cluster import Object, Snapshot
 from ddp_operator.api.cluster_errors import Refused
-from ddp_operator.api.constants import PROFILE_KIND
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.other_kinds import PROFILE_KIND
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.foreign_objects import refuse_read
+from ddp_operator.decide.refusals import refuse_invalid
 from ddp_operator.decide.state import Refusal
 from ddp_operator.features.profiles.values import profile_reference, read_profile
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call
 from ddp_operator.reconcile.completing import CompletingService
-from ddp_operator.reconcile.prerequisites import refuse_invalid
 
 Read = Callable[[str, str, str], Awaitable[Object | None]]
 """Returns the current profile by kind, namespace of the job and name, without a cache. None: it does not exist.

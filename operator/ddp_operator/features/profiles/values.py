@@ -5,9 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
+from ddp_operator.api.constants import TRAINER_CONTAINER
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import find_trainer
+from ddp_operator.api.other_kinds import CLUSTER_PROFILE_KIND
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.features.profiles.merge import DIRECTIVE, merge

@@ -9,6 +9,7 @@ from ddp_operator.api.display_texts import SLOW_REMEDY
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.features.stalls.fields import FIELDS
@@ -56,10 +57,10 @@ def describe_stall(job: DDPTrainingJob, page: Page | None, stall: ObservedStall 
     """
     before = job.status.condition(c.PROGRESSING)
     if stall is not None:
-        return Fact(c.PROGRESSING, "False", c.STALLED, _describe_stall(page, stall))
-    if before is None or before.reason != c.STALLED or _has_progressed(job, page):
+        return Fact(c.PROGRESSING, "False", other_reasons.STALLED, _describe_stall(page, stall))
+    if before is None or before.reason != other_reasons.STALLED or _has_progressed(job, page):
         return None
-    return Fact(c.PROGRESSING, "False", c.STALLED, before.message)
+    return Fact(c.PROGRESSING, "False", other_reasons.STALLED, before.message)
 
 
 def _has_progressed(job: DDPTrainingJob, page: Page | None) -> bool:

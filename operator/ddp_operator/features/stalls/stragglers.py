@@ -6,7 +6,7 @@ from datetime import datetime
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from ddp_operator.api.status import STRAGGLER_RATIO, Straggler, StragglerCause
+from ddp_operator.api.status import Straggler, StragglerCause
 from ddp_pod.contract.progress import MachineTime, RankProgress
 
 Ranks = Mapping[int, RankProgress]
@@ -15,6 +15,8 @@ WINDOW = 60.0
 """Seconds between two readings of all ranks, the time over which they are compared."""
 FIRST_WINDOW = 15.0
 """The same for the first two readings of an attempt, if they are _FIRST_STEPS apart."""
+STRAGGLER_RATIO: Final = 1.3
+"""Own time per step relative to the median rank's, from which on a rank is a straggler."""
 _FIRST_STEPS: Final = 10
 _COUNTED_CAUSES: Final[Mapping[str, StragglerCause]] = {
     "throttled_seconds": "throttled",

@@ -14,6 +14,7 @@ from ddp_operator.api.resources import count_pod_gpus
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.pace import read_rate
 from ddp_operator.decide.purposes import PRODUCTIVE, WAITING
 from ddp_operator.decide.state import State
@@ -60,8 +61,8 @@ def find_purpose(status: Status) -> str:
     progressing = status.condition(c.PROGRESSING)
     if status.phase == c.HELD:
         return c.HELD
-    if progressing is not None and progressing.reason == c.STALLED:
-        return c.STALLED
+    if progressing is not None and progressing.reason == other_reasons.STALLED:
+        return other_reasons.STALLED
     if status.phase == "Running" and status.is_true(c.PROGRESSING):
         return PRODUCTIVE
     restart = status.last_restart

@@ -18,6 +18,7 @@ from ddp_operator.api.kubeobjects import format_time, scheduling_gates
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import QUEUE_REASONS, Fact
 from ddp_operator.decide.kueue import is_queued, is_resize_waiting, waits_in_queue
@@ -51,7 +52,7 @@ def explain_scheduling(attempt: ObservedAttempt, fact: Fact) -> Fact:
     if fact.reason != c.WAITING_FOR_FORMER_PODS:
         fact = _explain_pods(attempt, fact)
     edits = describe_late_edits(job, _find_job(attempt))
-    reason = c.CHANGE_PENDING if edits and fact.status == "True" else fact.reason
+    reason = other_reasons.CHANGE_PENDING if edits and fact.status == "True" else fact.reason
     return replace(fact, reason=reason, message=fact.message + edits)
 
 
@@ -71,7 +72,9 @@ def _explain_pods(attempt: ObservedAttempt, fact: Fact) -> Fact:
 
     if fact.status == "True":
         sidecars = _describe_sidecars(pods)
-        return replace(fact, reason=c.SIDECAR_RESTARTED, message=fact.message + sidecars) if sidecars else fact
+        return (
+            replace(fact, reason=other_reasons.SIDECAR_RESTARTED, message=fact.message + sidecars) if sidecars else fact
+        )
     blocked = _describe_blocked_job(attempt, attempt_job, problem) if attempt_job is not None else None
     return blocked or _describe_missing_pods(pods, attempt_job, fact, attempt.state.now)
 

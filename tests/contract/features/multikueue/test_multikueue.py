@@ -16,7 +16,8 @@ import yaml
 from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import ClusterError
-from ddp_operator.api.constants import ANNOTATION_CLUSTER, KIND
+from ddp_operator.api.constants import KIND
+from ddp_operator.api.other_kinds import ANNOTATION_CLUSTER
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.multikueue import FEATURE, service
 from ddp_operator.kube.client import ResponseError

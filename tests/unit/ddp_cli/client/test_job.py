@@ -11,7 +11,7 @@ import pytest
 import ddp_cli
 from ddp_cli import Conflict, Job, NotFound, TrainingFailed
 from ddp_cli.client.logs import Line
-from ddp_operator.api import constants
+from ddp_operator.api import other_kinds
 from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW
 from tests.support.fake_backend import FakeBackend
@@ -85,8 +85,8 @@ def test_lines_are_of_all_ranks_or_of_one() -> None:
 @pytest.mark.parametrize(("phase", "is_refused"), [("Running", True), ("Succeeded", False)])
 def test_logs_of_job_in_worker_cluster_name_that_cluster(phase: str, is_refused: bool) -> None:
     job = make({"phase": phase}, lines=(Line("t", "rank 0", "a"),))
-    job.resource["spec"]["managedBy"] = constants.MULTIKUEUE
-    job.resource["metadata"]["annotations"] = {constants.ANNOTATION_CLUSTER: "east"}
+    job.resource["spec"]["managedBy"] = other_kinds.MULTIKUEUE
+    job.resource["metadata"]["annotations"] = {other_kinds.ANNOTATION_CLUSTER: "east"}
     if is_refused:
         with pytest.raises(Conflict, match=r"pods of x are in cluster east \(MultiKueue\).* --context NAME"):
             list(job.logs())

@@ -17,11 +17,11 @@ from ddp_cli.view.why import (
     explain_why,
     omit_cluster_advice,
 )
-from ddp_operator.api import constants
+from ddp_operator.api import other_kinds
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status, Straggler, StragglerCause
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import doubts
+from ddp_operator.decide import doubts, other_reasons
 from ddp_pod.contract.failure_table import OOM
 from tests.support.builders import NOW
 
@@ -167,7 +167,7 @@ NOT_STARTING = (
         ([condition(c.SCHEDULED, "False", "Inadmissible", "flavor a doesn't match node affinity")],
          {}, "", "tolerations"),
         ([condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)], {"phase": "Running"}, "", "NetworkPolicies"),
-        ([condition(c.PROGRESSING, "False", c.STALLED, "rank 1 waits")],
+        ([condition(c.PROGRESSING, "False", other_reasons.STALLED, "rank 1 waits")],
          {"phase": "Running", "progress": {"step": 20, "lastStepTime": format_time(NOW - timedelta(minutes=10))}},
          "is running without a step for 10m00s after step 20", ""),
         ([condition("TrainsAsOne", "False", "NoProcessGroup", "no group spanned all")], {"phase": "Succeeded"},
@@ -204,10 +204,10 @@ def test_state_is_explained_with_its_remedy(
     ],
 )
 def test_job_of_multikueue_names_its_cluster(phase: str, what: str, todo: str) -> None:
-    stalled = condition(c.PROGRESSING, "False", c.STALLED, "rank 1 waits")
+    stalled = condition(c.PROGRESSING, "False", other_reasons.STALLED, "rank 1 waits")
     resource = job(stalled, phase=phase, progress={"step": 20})
-    resource["spec"] = {"managedBy": constants.MULTIKUEUE}
-    resource["metadata"]["annotations"] = {constants.ANNOTATION_CLUSTER: "east"}
+    resource["spec"] = {"managedBy": other_kinds.MULTIKUEUE}
+    resource["metadata"]["annotations"] = {other_kinds.ANNOTATION_CLUSTER: "east"}
     old = format_time(NOW - timedelta(hours=1))
     resource["metadata"]["managedFields"] = [{"manager": "ddp-operator", "subresource": "status", "time": old}]
     explanation = explain_why(resource, (), NOW)
@@ -216,7 +216,7 @@ def test_job_of_multikueue_names_its_cluster(phase: str, what: str, todo: str) -
 
 class TestWhatIsTold:
     def test_pending_change_is_reported_with_and_without_obstacle(self) -> None:
-        scheduled = condition(c.SCHEDULED, "True", c.CHANGE_PENDING, "2/2 pods scheduled; size 3 waits")
+        scheduled = condition(c.SCHEDULED, "True", other_reasons.CHANGE_PENDING, "2/2 pods scheduled; size 3 waits")
         slow = condition(c.PROGRESSING, "False", c.NO_STEP_YET, "no step")
         for conditions in ((scheduled,), (scheduled, slow)):
             assert " 2/2 pods scheduled; size 3 waits." in why(*conditions, phase="Running").what
@@ -231,7 +231,7 @@ class TestWhatIsTold:
                     condition(c.RESTARTING, "True", c.GROUP_RESTART),
                     condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS),
                     condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS),
-                    condition(c.PROGRESSING, "False", c.STALLED),
+                    condition(c.PROGRESSING, "False", other_reasons.STALLED),
                     condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE),
                     condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET),
                 ]
@@ -524,7 +524,7 @@ def test_each_cause_of_a_slow_rank_has_a_remedy() -> None:
 
 def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
     message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: OOMKilled)"
-    scheduled = condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message)
+    scheduled = condition(c.SCHEDULED, "True", other_reasons.SIDECAR_RESTARTED, message)
     explanation = explain_why(job(scheduled, phase="Running"), (), NOW, option=" -n team")
     assert "sidecar mesh of pod x-1-1-abcde: 7 restarts" in explanation.what
     assert explanation.todo == "Why the sidecar ended: kubectl logs x-1-1-abcde -c mesh --previous -n team."
@@ -537,7 +537,9 @@ def test_sidecar_restarted_for_its_probe_names_probe() -> None:
         event("Liveness probe failed: connection refused", reason="Unhealthy") | {"involvedObject": pod},
         event("Container mesh failed liveness probe, will be restarted", "Normal", "Killing") | {"involvedObject": pod},
     )
-    explanation = why(condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message), events=events, phase="Running")
+    explanation = why(
+        condition(c.SCHEDULED, "True", other_reasons.SIDECAR_RESTARTED, message), events=events, phase="Running"
+    )
     assert "Its livenessProbe fails: connection refused. Correct or remove livenessProbe" in explanation.todo
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, LastRestart, Phase, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import describe, doubts
+from ddp_operator.decide import describe, doubts, other_reasons
 from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.conditions import set_conditions, summarize
 from ddp_operator.decide.scheduling import describe_scheduling
@@ -130,7 +130,7 @@ def no(kind: str, why: str) -> c.Fact:
     ("result", "expected"),
     [
         (reason("Running"), ""),
-        (reason("Running", no(c.PROGRESSING, c.STALLED)), "Stalled"),
+        (reason("Running", no(c.PROGRESSING, other_reasons.STALLED)), "Stalled"),
         (reason("Pending", no(c.SCHEDULED, c.IMAGE_PULL), no(c.RENDEZVOUSED, c.WAITING_FOR_RANKS)), "ImagePull"),
         (reason("Rejected", no(c.ACCEPTED, c.INVALID_SPEC), no(c.SCHEDULED, c.IMAGE_PULL)), "InvalidSpec"),
         (reason("Suspended", c.Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC)), ""),
@@ -178,7 +178,7 @@ def test_failed_job_reason_is_failure_category() -> None:
     [
         (c.Fact(c.PROGRESSING, "True", "Training"), c.SAME_BATCHES),
         (c.Fact(c.PROGRESSING, "Unknown", "NoMetrics"), c.SAME_BATCHES),
-        (c.Fact(c.PROGRESSING, "False", c.STALLED), c.STALLED),
+        (c.Fact(c.PROGRESSING, "False", other_reasons.STALLED), other_reasons.STALLED),
     ],
 )
 def test_defect_of_a_job_does_not_hide_that_it_stands_still(progressing: c.Fact, reason: str) -> None:

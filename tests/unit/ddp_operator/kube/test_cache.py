@@ -6,9 +6,8 @@ import pytest
 
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
-from ddp_operator.api.size import OMITTED
 from ddp_operator.kube.cache import TOMBSTONE_SECONDS, TOMBSTONES, ObjectCache
-from ddp_operator.kube.incoming import LARGE
+from ddp_operator.kube.incoming import LARGE, OMITTED
 from tests.support.decisions import present
 
 KEY = Key("team", "digits")

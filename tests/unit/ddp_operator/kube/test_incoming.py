@@ -10,9 +10,9 @@ import pytest
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.size import MAX_BYTES, OMITTED
+from ddp_operator.api.size import MAX_BYTES
 from ddp_operator.features import SCHEMA
-from ddp_operator.kube.incoming import LARGE, limit_event, limit_response
+from ddp_operator.kube.incoming import LARGE, OMITTED, limit_event, limit_response
 from tests.support.builders import profile, resource, template, trainer
 
 LISTS = {"template": {"a": [[]] * 400_000}}

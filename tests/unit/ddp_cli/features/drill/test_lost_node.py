@@ -17,6 +17,7 @@ from ddp_cli.features.drill.pods import RunEnded
 from ddp_cli.features.drill.recovery import Sample
 from ddp_operator.api.status import Restarts, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from tests.support.builders import NOW
 
 POD = ChosenPod("mine-1-1-x", "uid-old", "gpu-7")
@@ -149,7 +150,11 @@ def test_drill_without_result_names_the_reason(seen: list[Sighting], end: str, m
 
 def test_status_is_read_as_what_it_states_about_a_lost_node() -> None:
     status = replace(Status(attempt=2, failed_nodes=("a",)), restarts=Restarts(all=3, used=1))
-    for reason, silent in ((c.NODE_SILENT, c.NODE_SILENT), (c.NODE_NOT_READY, c.NODE_NOT_READY), (c.STALLED, "")):
+    for reason, silent in (
+        (other_reasons.NODE_SILENT, other_reasons.NODE_SILENT),
+        (other_reasons.NODE_NOT_READY, other_reasons.NODE_NOT_READY),
+        (other_reasons.STALLED, ""),
+    ):
         conditions = c.merge_conditions((), [c.Fact(c.PROGRESSING, "False", reason)], NOW, 1)
         seen = read_facts(replace(status, conditions=conditions), frozenset({"u"}))
         assert seen == JobFacts(silent, ("a",), 2, 3, 1, frozenset({"u"}))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision, FailPod, State, Suspicion
@@ -52,11 +53,11 @@ def test_is_in_status_before_the_pod_is_declared_lost() -> None:
         },
     )
     condition = present(decision.status.condition(c.PROGRESSING))
-    assert (condition.status, condition.reason) == ("False", c.NODE_SILENT)
+    assert (condition.status, condition.reason) == ("False", other_reasons.NODE_SILENT)
     assert condition.message == (
         "node node-b of pod 1 may be lost since 2026-11-20T12:00:00Z: 1/1 of its peers get no answer from it"
     )
-    assert decision.status.reason == c.NODE_SILENT
+    assert decision.status.reason == other_reasons.NODE_SILENT
     assert decision.status.failed_nodes == ()
     assert not [action for action in decision.actions if isinstance(action, FailPod)]
 
@@ -84,7 +85,7 @@ def test_is_in_status_before_its_pod_is_declared_failed(last_step: float | None,
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        ((), ("False", c.NODE_NOT_READY)),
+        ((), ("False", other_reasons.NODE_NOT_READY)),
         ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
@@ -56,7 +56,7 @@ EVICTED = ("Evicted", "True", "AdmissionCheck")
 
 class TestManifest:
     def test_workload_counts_all_pods_and_has_neither_code_nor_environment(self) -> None:
-        manifest = build_workload(job(QUEUE | {constants.KUEUE_PRIORITY_LABEL: "high"}, nodes=3, spares=1), 7)
+        manifest = build_workload(job(QUEUE | {other_kinds.KUEUE_PRIORITY_LABEL: "high"}, nodes=3, spares=1), 7)
         [pods] = manifest["spec"]["podSets"]
         assert pods["count"] == 4
         assert set(pods["template"]["spec"]["containers"][0]) <= {"name", "image", "resources"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.multikueue import FEATURE
 from ddp_operator.features.multikueue.service import MultiKueue
@@ -44,7 +44,7 @@ def start(
 
 
 async def test_ended_job_finishes_its_evicted_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    item = resource(managedBy=constants.MULTIKUEUE)
+    item = resource(managedBy=other_kinds.MULTIKUEUE)
     item["metadata"]["labels"] = LABELS
     ended = {"type": "Succeeded", "status": "True", "reason": "So", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     item["status"] = {"phase": "Succeeded", "attempt": 1, "conditions": [ended]}
@@ -66,7 +66,7 @@ async def test_workload_of_another_owner_admits_no_pod(monkeypatch: pytest.Monke
 
 
 async def test_job_of_multikueue_without_queue_is_rejected() -> None:
-    harness = await ReconcilerHarness(hooks=build_hooks(), managedBy=constants.MULTIKUEUE).settle()
+    harness = await ReconcilerHarness(hooks=build_hooks(), managedBy=other_kinds.MULTIKUEUE).settle()
     assert harness.status.phase == "Rejected"
     assert f"{constants.KUEUE_QUEUE_LABEL} is missing" in harness.condition("Accepted").message
     assert harness.jobs() == []

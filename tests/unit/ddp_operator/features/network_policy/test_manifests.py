@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants
+from ddp_operator.features.network_policy.fields import COMPONENT_OPERATOR, LABEL_COMPONENT
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, template
 from tests.support.planned_children import children, pod_of, refusal
 
-OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
+OPERATOR = {LABEL_COMPONENT: COMPONENT_OPERATOR}
 
 
 class TestNetworkPolicy:

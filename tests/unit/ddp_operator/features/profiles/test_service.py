@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, other_kinds
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.schema import KERNEL
 from ddp_operator.api.status import Profile
@@ -37,12 +37,12 @@ def harness_of(given: Any = GIVEN, *, kind: str = "", **spec: Any) -> Reconciler
     reference = {"name": "gpu"} | ({"kind": kind} if kind else {})
     harness = start(ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec})))
     if given is not None:
-        harness.cluster.add(profile(given, kind=kind or constants.CLUSTER_PROFILE_KIND))
+        harness.cluster.add(profile(given, kind=kind or other_kinds.CLUSTER_PROFILE_KIND))
     return harness
 
 
 def edit_profile(harness: ReconcilerHarness, job: Json, **members: Any) -> None:
-    result = present(harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu"))
+    result = present(harness.cluster.store.get(other_kinds.CLUSTER_PROFILE_KIND, "default", "gpu"))
     harness.cluster.store.change(result, spec={"job": job, **members})
 
 
@@ -53,7 +53,7 @@ def pod_spec(harness: ReconcilerHarness) -> Json:
 
 
 class TestTaken:
-    @pytest.mark.parametrize("kind", ["", *(constants.CLUSTER_PROFILE_KIND, constants.PROFILE_KIND)])
+    @pytest.mark.parametrize("kind", ["", *(other_kinds.CLUSTER_PROFILE_KIND, other_kinds.PROFILE_KIND)])
     async def test_its_values_are_under_jobs_own(self, kind: str) -> None:
         harness = await harness_of(kind=kind).settle()
         pod = pod_spec(harness)
@@ -61,14 +61,14 @@ class TestTaken:
         assert pod["containers"][0]["image"] == "example.com/train:1"
         assert "own.py" in str(pod["containers"][0])
         taken = present(harness.status.profile)
-        assert (taken.kind, taken.name, taken.job) == (kind or constants.CLUSTER_PROFILE_KIND, "gpu", GIVEN)
+        assert (taken.kind, taken.name, taken.job) == (kind or other_kinds.CLUSTER_PROFILE_KIND, "gpu", GIVEN)
         assert harness.raw is not None
         assert harness.raw["spec"]["template"] == OWN
 
     async def test_profile_is_read_before_first_object(self) -> None:
         harness = harness_of()
         await harness.reconcile()
-        assert (harness.cluster.calls, harness.requeue) == ([f"get {constants.CLUSTER_PROFILE_KIND}", "status"], 0)
+        assert (harness.cluster.calls, harness.requeue) == ([f"get {other_kinds.CLUSTER_PROFILE_KIND}", "status"], 0)
         await harness.settle()
         calls = harness.cluster.calls
         assert calls.index("create Job") > calls.index(f"dry-run {constants.KIND}") > calls.index("status")
@@ -82,7 +82,7 @@ class TestTaken:
         await harness.train()
         assert harness.status.attempt == 2
         assert pod_spec(harness)["containers"][0]["image"] == "example.com/train:1"
-        assert f"get {constants.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
+        assert f"get {other_kinds.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
 
     async def test_profile_copy_is_kept_if_start_was_lost(self) -> None:
         harness = harness_of()
@@ -121,8 +121,8 @@ class TestProfileWaits:
         assert (harness.state("Accepted"), harness.jobs()) == (("True", "Valid"), ["train-1"])
 
     async def test_profile_of_other_namespace_is_not_used(self) -> None:
-        harness = harness_of(None, kind=constants.PROFILE_KIND)
-        there = profile(GIVEN, kind=constants.PROFILE_KIND)
+        harness = harness_of(None, kind=other_kinds.PROFILE_KIND)
+        there = profile(GIVEN, kind=other_kinds.PROFILE_KIND)
         harness.cluster.add(there | {"metadata": {"name": "gpu", "namespace": "other"}})
         await harness.settle()
         assert "does not exist in namespace default" in harness.condition("Accepted").message

@@ -19,6 +19,7 @@ from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Condition, DevStatus, LastFailure, LastRestart, Progress, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import other_reasons
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.tracing import start_traces
 from ddp_operator.features.tracing.export import JobTraces
@@ -102,7 +103,7 @@ def test_ranks_that_restart_in_their_pods_only_join() -> None:
 
 def test_first_step_follows_rendezvous_and_not_a_stall() -> None:
     training = (JOINED[0], condition(c.PROGRESSING, "True", c.TRAINING))
-    stalled = (JOINED[0], condition(c.PROGRESSING, "False", c.STALLED))
+    stalled = (JOINED[0], condition(c.PROGRESSING, "False", other_reasons.STALLED))
     old = Status(attempt=1, conditions=JOINED)
     assert list_parts(observe(), old, 75, phase="Running") == {}
     assert list_parts(observe(), old, 75, conditions=training) == {"first step": (60, 75)}
