@@ -7,7 +7,7 @@ from typing import Any, Final
 UNRESOLVED: Final = "name does not resolve yet"
 """Problem of a connection to pod 0."""
 BROKEN_PYTHON: Final = re.compile(
-    r"^(Fatal Python error: init_\w+: |Could not find platform independent libraries"
+    r"^(Fatal Python error: (pre)?(config|init)_\w+: |Could not find platform independent libraries"
     r"|\S*python\S*: error while loading shared libraries: )[^\n]*",
     re.M,
 )

@@ -45,7 +45,7 @@ _OF_PATHS: Final = re.compile(r"shutil\.SameFileError\Z")  # whatever the files 
 _UNSTEADY: Final = {NETWORK, PROCESS, SIGNAL, FILE}
 # Modules of torch whose native calls check arguments and states, and need nothing from outside.
 _TORCH: Final = re.compile(
-    r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils[/\\](?!rnn))|optim|functional|_tensor)\b"
+    r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules|utils[/\\])|optim|functional|_tensor)\b"
 )
 _ARGUMENTS: Final = re.compile(r"[/\\]torch[/\\](amp|nn|optim)[/\\]")  # whose ValueErrors are about these
 # Modules that pass on errors of peers, processes, devices and files, other than by a check of their own.
@@ -65,11 +65,12 @@ _CHECKED: Final = re.compile(
     r"|\b(b?locked|busy|ready|retr(y|ies))\b"
 )
 _NAMED: Final = re.compile(rf"(?i){_THINGS}")
-_LINK: Final = re.compile(r"(visit|see)\shttps?://\S+")  # to the documentation of an error
+# To the documentation of an error, or where to report it.
+_LINK: Final = re.compile(r"(?i)\b(visit|see|at|to|documentation|details)\W{1,3}https?://\S+")
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(
-    rf"(?i){PEERS}|cu(da|dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen|gpu|nvml|mps)|\bxpu|driver|enforce"
+    rf"(?i){PEERS}|cu(da|dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen|gpu|nvml|mps)|\bxpu|driver|enforce\b"
     r"|(\b|d_)alloc|peer|create a primitive"
 )
 

@@ -45,6 +45,7 @@ _SHELL_SYNTAX: Final = re.compile(
     r"\s*\Z",
     re.M,
 )
+_PYTHON_VARIABLE: Final = re.compile(r"\bPYTHON[A-Z]+\b")
 _UNSET: Final = re.compile(r"^\S+: (?:line )?\d+: \S+: (?:unbound variable|parameter not set)\s*\Z", re.M)
 SHELL_REMEDY: Final = (
     "correct the script's line, or run it by the shell for which it is written: bash has commands that sh lacks"
@@ -149,8 +150,10 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
     """
     if is_usage(text, exit_code):
         return ARGUMENTS_REMEDY
-    if BROKEN_PYTHON.search(text):
-        return BROKEN_PYTHON_REMEDY
+    refused = BROKEN_PYTHON.search(text)
+    if refused is not None:
+        variable = _PYTHON_VARIABLE.search(refused[0])
+        return f"correct or remove {variable[0]} in the environment" if variable is not None else BROKEN_PYTHON_REMEDY
     if ranks > 1 and _COLLISION.search(text):
         return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
     if _SHELL_SYNTAX.search(text):
@@ -164,9 +167,15 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
     return judgement.kind.remedy if judgement is not None else ""
 
 
-def is_shell_mistake(text: str) -> bool:
-    """Return whether a shell has ended because its script has a mistake: a variable, or a line that it cannot read."""
-    return bool(_SHELL_SYNTAX.search(text) or _UNSET.search(text))
+def find_refusal(text: str, exit_code: int) -> str:
+    """Return the line of a program's output by which it, or its Python, refuses to start; empty without one."""
+    refused = BROKEN_PYTHON.search(text)
+    return find_usage_error(text, exit_code) or (refused[0] if refused is not None else "")
+
+
+def is_setup_mistake(text: str) -> bool:
+    """Return whether a shell has ended by a mistake in its script or variables, or because its Python cannot start."""
+    return bool(_SHELL_SYNTAX.search(text) or _UNSET.search(text) or BROKEN_PYTHON.search(text))
 
 
 def advise(

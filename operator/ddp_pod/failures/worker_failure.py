@@ -85,10 +85,10 @@ from .text import (
     describe_exit,
     describe_own_end,
     describe_worker_failure,
+    find_refusal,
     find_signal,
-    find_usage_error,
     is_native_crash,
-    is_shell_mistake,
+    is_setup_mistake,
 )
 
 _CALL: Final = re.compile(
@@ -548,7 +548,7 @@ def is_unexplained(pod: Pod, failure: Failure) -> bool:
     if failure.evidence != EVIDENCE_EXIT_CODE:
         return False
     last_lines = read_last_lines(pod, failure.local_rank)
-    return bool(_read_child_error(pod, failure.local_rank)) or is_shell_mistake(last_lines)
+    return bool(_read_child_error(pod, failure.local_rank)) or is_setup_mistake(last_lines)
 
 
 def _find_timed_stack(pod: Pod, failure: Failure) -> str:
@@ -612,14 +612,14 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node)
         message = failure.message
         if failure.evidence == EVIDENCE_EXIT_CODE and last_lines.strip():
-            line = find_usage_error(last_lines, exit_code) or last_lines.strip().splitlines()[-1]
+            line = find_refusal(last_lines, exit_code) or last_lines.strip().splitlines()[-1]
             message += f"; its last line: {line[:_CAUSE_LIMIT]!r}"
         shell_end = read_shell_end(note_path(pod.runtime, local_rank, SHELL_END), exit_code)
         if shell_end:
             message += f"; {shell_end}"
             remedy = remedy or SHELL_END_REMEDY
         failure = replace(failure, message=message, traceback=traceback, remedy=remedy or failure.remedy)
-        if failure.evidence == EVIDENCE_EXIT_CODE and is_shell_mistake(last_lines):
+        if failure.evidence == EVIDENCE_EXIT_CODE and is_setup_mistake(last_lines):
             failure = replace(failure, evidence=EVIDENCE_ERROR)  # it is explained
             return replace(failure, category=FATAL.category, container_exit_code=FATAL.exit_code)
         return failure

@@ -70,6 +70,7 @@ _CHANGES: Final = (
     "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft",
     "remove", "setdefault", "update",
 )  # fmt: skip
+_AMBIGUOUS: Final = ("Boolean value of Tensor with more than one value", "The truth value of an array with more than")
 _LEAVING: Final = (ast.Break, ast.Return, ast.Raise)
 _LATER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LOOPS: Final = ("get_running_loop", "get_event_loop")
@@ -114,6 +115,8 @@ def find_advice(
             _advise_on_nothing(error, frame, expression),
             _advise_on_closed(error, own, last, tree),
         ]
+        if str(error).startswith(_AMBIGUOUS):
+            texts.append("reduce it to one value, by .any() or .all(), or compare with `is`")
         if frame is last:
             texts += [
                 _advise_on_iteration(error, frame, statement),
@@ -466,8 +469,6 @@ def _advise_on_index(frame: FrameType, expression: ast.Subscript) -> str:
 def _advise_on_operands(error: BaseException, frame: FrameType, expression: ast.AST) -> str:
     """Return how to convert an operand that is too large, of several elements, or without a hash."""
     message = str(error) if isinstance(error, (RuntimeError, TypeError, ValueError, OverflowError)) else ""
-    if message.startswith("Boolean value of Tensor with more than one value"):
-        return "reduce it to one value, by .any() or .all()"
     if isinstance(error, IndexError) and isinstance(expression, ast.Subscript):
         return _advise_on_index(frame, expression)
     is_hashed = type(error) is TypeError and "unhashable type: '" in message

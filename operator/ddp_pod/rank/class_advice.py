@@ -4,6 +4,7 @@ import ast
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime, time
 from inspect import CO_GENERATOR
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, Final
@@ -115,6 +116,23 @@ def _advise_on_operator(_: BaseException, last: FrameType) -> str:
     return "compute it on to_local() or full_tensor() of the sharded tensors, or register a sharding strategy for it"
 
 
+def _advise_on_start_method(_: BaseException, last: FrameType) -> str:
+    """Return how to choose how processes start, where that is decided already."""
+    is_refused = last.f_globals.get("__name__") == "multiprocessing.context"
+    return "call set_start_method() once, or use get_context(…) where another way is needed" if is_refused else ""
+
+
+def _advise_on_graph_change(error: BaseException, last: FrameType) -> str:
+    """Return what to do where DistributedDataParallel was told that the graph never changes."""
+    is_changed = last.f_globals.get("__name__") == "torch.autograd.graph" and "static_graph" in str(error)
+    return "leave static_graph=True out: the parameters that steps use differ" if is_changed else ""
+
+
+def _advise_on_torch(error: BaseException, last: FrameType) -> str:
+    advice = (_advise_on_start_method, _advise_on_graph_change, _advise_on_derivative)
+    return next(filter(None, (function(error, last) for function in advice)), "")
+
+
 def _advise_on_derivative(error: BaseException, last: FrameType) -> str:
     """Return what to do about an operation of a first backward() that a second one cannot differentiate."""
     message = str(error)
@@ -134,7 +152,7 @@ _BY_CLASS: Final[dict[tuple[str, str], Callable[[Any, FrameType], str]]] = {
     ("torch.utils.checkpoint", "CheckpointError"): _advise_on_checkpoint,
     ("builtins", "ValueError"): _advise_on_value,
     ("builtins", "NotImplementedError"): _advise_on_operator,
-    ("builtins", "RuntimeError"): _advise_on_derivative,
+    ("builtins", "RuntimeError"): _advise_on_torch,
 }
 
 
@@ -201,11 +219,28 @@ def _advise_on_context(error: BaseException, own: Own) -> str:
     return f"{lacking}use {code} without with: it is no context manager"
 
 
+def _advise_on_type(error: BaseException, own: Own) -> str:
+    return _advise_on_context(error, own) or _advise_on_times(error, own)
+
+
+def _advise_on_times(_: BaseException, own: Own) -> str:
+    """Return which of two times has no zone, where the other one has one."""
+    frame, _statement, expression = own
+    nodes = [node for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))]
+    read = [(node, *read_operand(frame, node)) for node in nodes]
+    times = [(node, value) for node, part, value in read if part is node and type(value) in (datetime, time)]
+    naive = [node for node, value in times if value.tzinfo is None]
+    is_mixed = len(naive) < len(times) and bool(naive)
+    return (
+        f"{shorten_code(naive[0])} has no time zone: .replace(tzinfo=…) gives it that of the other" if is_mixed else ""
+    )
+
+
 _BY_CALL: Final[dict[tuple[str, str], Callable[[BaseException, Own], str]]] = {
     ("struct", "error"): _advise_on_bytes,
     ("binascii", "Error"): _advise_on_base64,
     ("_csv", "Error"): _advise_on_csv,
     ("io", "UnsupportedOperation"): _advise_on_stream,
-    ("builtins", "TypeError"): _advise_on_context,
+    ("builtins", "TypeError"): _advise_on_type,
     ("builtins", "AttributeError"): _advise_on_context,
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import csv
 import importlib.metadata
+import multiprocessing
 import os
 import re
 import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,26 @@ def recompute_otherwise() -> None:
     checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
 
 
+def choose_start_twice() -> None:
+    for _ in range(2):
+        multiprocessing.set_start_method(multiprocessing.get_start_method())
+
+
+def compare_times() -> None:
+    newest = datetime(2026, 1, 1, tzinfo=UTC)
+    row = {"time": datetime(2026, 1, 2)}
+    print(newest < row["time"])
+
+
+def search_tensors() -> None:
+    [torch.ones(2), torch.ones(2)].index(torch.zeros(2))
+
+
+def pack_empty() -> None:
+    lengths = torch.tensor([2, 0])
+    torch.nn.utils.rnn.pack_padded_sequence(torch.zeros(2, 2, 1), lengths, batch_first=True)
+
+
 def leave_with_text() -> None:
     arguments = ["train.py"]
     if len(arguments) < 2:
@@ -147,6 +168,10 @@ def leave_with_text() -> None:
         (draw, "let scale satisfy the constraint: exp() and softplus() make it positive"),
         (step_in_half_precision, "keep the parameters in float32, and let torch.autocast compute in float16"),
         (recompute_otherwise, "checkpoint() calls block (line "),
+        (choose_start_twice, "call set_start_method() once, or use get_context(…)"),
+        (compare_times, "row['time'] has no time zone"),
+        (search_tensors, "by .any() or .all()"),
+        (pack_empty, ""),
         (leave_with_text, "or what it refuses: len(arguments) < 2"),
         (flip_twice, "You can probably work around this by making a copy of your array with array.copy()"),
         (differentiate_twice, "second derivative (sdpa_kernel(SDPBackend.MATH))"),

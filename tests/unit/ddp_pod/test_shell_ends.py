@@ -11,7 +11,7 @@ import pytest
 from ddp_pod.contract.failure_record import EVIDENCE_ERROR
 from ddp_pod.contract.names import EXIT_USER_ERROR
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.text import advise_on_output, is_shell_mistake
+from ddp_pod.failures.text import advise_on_output, is_setup_mistake
 from ddp_pod.failures.worker_failure import add_last_lines, examine_worker, is_unexplained
 from ddp_pod.rank.end_notes import read_shell_end
 from ddp_pod.rank.shell_ends import observe_shell
@@ -77,11 +77,17 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("sh: 1: source: not found\n", True, "bash has commands"),
         ("sh: 1: nvidia-smi: not found\n", False, ""),
         ("run.sh: line 3: cd: /data: No such file or directory\n", False, "correct the path"),
+        (
+            "Fatal Python error: config_init_hash_seed: PYTHONHASHSEED must be\nPython runtime state: preinitialized\n",
+            True,
+            "remove PYTHONHASHSEED",
+        ),
+        ("Fatal Python error: init_fs_encoding: failed to get the codec\n", True, "PYTHONHOME"),
         ("step 3\n", False, ""),
     ],
 )
 def test_message_of_a_shell_about_its_script_is_explained(text: str, is_mistake: bool, remedy: str) -> None:
-    assert is_shell_mistake(text) is is_mistake
+    assert is_setup_mistake(text) is is_mistake
     assert remedy in advise_on_output(text, 1)
 
 
