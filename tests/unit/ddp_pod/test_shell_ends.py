@@ -119,6 +119,7 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("run.sh: line 2: DATA: unbound variable\nstep 1\n", False, ""),
         ("run.sh: line 3: syntax error near unexpected token `('\nrun.sh: line 3: `A=(1'\n", True, "bash has commands"),
         ('run.sh: 1: Syntax error: "(" unexpected\n', True, "bash has commands"),
+        ("run.sh: line 9: unexpected EOF while looking for matching `\"'\n", True, "bash has commands"),
         ("sh: 1: source: not found\n", True, "bash has commands"),
         ("sh: 1: nvidia-smi: not found\n", False, ""),
         ("run.sh: line 3: cd: /data: No such file or directory\n", False, "correct the path"),
