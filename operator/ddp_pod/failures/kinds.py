@@ -364,7 +364,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", may_pass=True, types=("subprocess.CalledProcessError",),
-        remedy="see its own output above in the log; a negative status is a signal"),
+        remedy="see its output above; a negative status is a signal"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or person sent SIGINT to the rank"),

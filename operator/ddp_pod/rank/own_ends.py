@@ -78,6 +78,8 @@ class _ObservedFunction:
     def __init__(self, module: str, original: Any, observe: Callable[..., None]) -> None:
         update_wrapper(self, original)
         self.__module__ = module
+        self._name: str = original.__name__
+        self._original = original
         self._observe = observe
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -86,13 +88,13 @@ class _ObservedFunction:
         except Exception as error:  # a bug here must never reach the script, and a full disk not hide its end
             if _is_of_script(error):
                 raise
-        return self.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
+        return self._original(*arguments, **options)
 
     def __repr__(self) -> str:
-        return repr(self.__wrapped__)  # type: ignore[attr-defined]
+        return repr(self._original)
 
     def __reduce__(self) -> str:
-        return self.__name__  # type: ignore[attr-defined, no-any-return] - pickle and copy find it in its module
+        return self._name  # by which pickle and copy find it in its module
 
 
 def _is_of_script(error: Exception) -> bool:

@@ -165,8 +165,8 @@ def _execute_program(target: str, args: list[str], files: _RankFiles, about: dic
         observe_shell(files.shell_end)
     except OSError:
         pass  # the folder is full: the command stays unknown
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-        signal.signal(number, signal.SIG_DFL)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(target, [target, *args])  # noqa: S606
     except OSError as error:
