@@ -44,6 +44,7 @@ if __name__ == "__main__":
         with multiprocessing.get_context(method).Pool(1) as pool:
             print(method, [thing.value for thing in pool.map(double, [Thing(1), Thing(2)])])
 """
+PIPES = "set -o pipefail; yes | head -1"
 RAISES = """
 import atexit, threading
 atexit.register(print, "at exit")
@@ -222,6 +223,11 @@ def test_worker_records_itself(shim: Shim) -> None:
     pid = int(shim.shim("script.py").out)
     about = json.loads((shim.runtime / "workers" / "0.json").read_text())
     assert (about["pid"], about["rank"], about["localRank"], about["worldSize"]) == (pid, 0, 0, 1)
+
+
+def test_program_starts_with_the_dispositions_of_a_shell(shim: Shim) -> None:
+    own = [sys.executable, str(delivered_launcher()), "worker", "program", "0", "bash", "-c", PIPES]
+    assert shim._run(own, {"DDP_RUNTIME_DIR": str(shim.runtime)}) == ProgramResult(141, "y\n", "")
 
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])

@@ -17,11 +17,12 @@ from ddp_pod.contract.names import OPTIONAL_FEATURES
 
 RANK_MODULES = [
     "base", "base.exceptions", "base.files", "base.runtime_files", "contract", "contract.names", "contract.processes",
-    "rank", "rank.advice", "rank.calls", "rank.child", "rank.circumstances", "rank.collation", "rank.counter_slots",
-    "rank.counters", "rank.end_notes", "rank.ended_children", "rank.failing_code", "rank.groups", "rank.helper_errors",
-    "rank.hooks", "rank.lasting_files", "rank.library_calls", "rank.module_facts", "rank.near_names", "rank.own_ends",
-    "rank.read_files", "rank.script_objects", "rank.shell_ends", "rank.tracebacks", "rank.values", "rank.ways",
-    "rank.worker",
+    "rank", "rank.advice", "rank.anomaly", "rank.bindings", "rank.calls", "rank.child", "rank.circumstances",
+    "rank.class_advice", "rank.collation", "rank.counter_slots", "rank.counters", "rank.end_notes",
+    "rank.ended_children", "rank.failing_code", "rank.groups", "rank.helper_errors", "rank.hooks", "rank.lasting_files",
+    "rank.library_calls", "rank.module_facts", "rank.near_names", "rank.own_ends", "rank.read_files",
+    "rank.script_objects", "rank.shell_ends", "rank.source_files", "rank.sources", "rank.statements", "rank.tracebacks",
+    "rank.values", "rank.ways", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

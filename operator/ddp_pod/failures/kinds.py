@@ -48,7 +48,7 @@ _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
     r"(?is)\A(Runtime|Value|Index)Error: "
-    r"(?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat|tensor\(\[[^)]*\bnan\b))"
+    r"(?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat|`nan`|tensor\(\[[^)]*\bnan\b))"
     r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad"
     r"|(input|scalar) type)\b"
 )
@@ -63,6 +63,8 @@ class FailureKind(NamedTuple):
     """Classes of the exception or their bases; with a dot at the end those of a package."""
     where: str = ""
     """A regular expression of message, path, file or source line that an exception of errnos and types matches."""
+    unlike: tuple[str, ...] = ()
+    """Classes of those packages that belong to another kind."""
     statuses: Collection[int] = ()
     """Of HTTP."""
     contents: tuple[str, ...] = ()
@@ -115,8 +117,8 @@ OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
         r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
-        remedy="the script expects another number of ranks: change --nodes and --procs (spec.nodes, "
-        "spec.procPerNode), or let it read them, in Lightning with "
+        remedy="the number of ranks does not fit: change it, by --nodes and --procs (spec.nodes, "
+        "spec.procPerNode), or what it must fit, in Lightning "
         "Trainer(num_nodes=int(os.environ['GROUP_WORLD_SIZE']), "
         "devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
 COLLECTIVES: Final = FailureKind(
@@ -153,6 +155,7 @@ KINDS: Final = (
         "HDF5_USE_FILE_LOCKING=FALSE"),
     FailureKind(
         "Too many processes", may_pass=True, errnos=(errno.EAGAIN,),
+        where=r"(?s)\A(?!.*(without blocking|\b(read|recv|accept|send|write|flush|print)\w*\())",  # of a pipe or socket
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
         remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise ulimit -u or podPidsLimit"),
     FailureKind(
@@ -193,8 +196,7 @@ KINDS: Final = (
         "template.spec.securityContext"),
     FailureKind(
         "An existing path", may_pass=True, errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or one file for each "
-        "rank"),
+        remedy="another rank or attempt may have created it: os.makedirs(path, exist_ok=True), or one file per rank"),
     FailureKind(
         "Address already in use", may_pass=True, errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),
@@ -203,7 +205,7 @@ KINDS: Final = (
         outcome=FATAL, words="AF_UNIX path too long",
         remedy="pass a file instead of 128 KiB of arguments, or shorten the name (255 bytes, of a socket 107: TMPDIR)"),
     FailureKind(
-        "A failed volume", outcome=FAULT_OF_NODE,
+        "A failed volume", outcome=FAULT_OF_NODE, where=r"\A(?![^\n]*not connected(\n|\Z))",  # a socket has no path
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
         remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and node "
         "(dmesg, CSI Events)"),
@@ -239,6 +241,11 @@ KINDS: Final = (
         types=("ConnectionError", "socket.gaierror", "ssl.SSLError", "http.client.", "urllib.error.", "urllib3.",
                "requests.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "grpc.", "huggingface_hub.", "wandb.",
                "redis.", "pymongo.", "psycopg.OperationalError", "psycopg2.OperationalError"),
+        unlike=("requests.exceptions.MissingSchema", "requests.exceptions.InvalidSchema",
+                "requests.exceptions.InvalidURL", "requests.exceptions.InvalidHeader",
+                "urllib3.exceptions.LocationValueError", "http.client.InvalidURL", "httpx.InvalidURL",
+                "aiohttp.client_exceptions.InvalidURL", "botocore.exceptions.ParamValidationError",
+                "huggingface_hub.errors.HFValidationError", "wandb.errors.errors.UsageError"),
         words="psycopg2?.OperationalError|couldn't connect to 'https?://|failure in name resolution",
         remedy="a request to a service failed, not to another rank: check its address, NetworkPolicies and proxies, "
         "retry, and download data before (spec.inputs)"),
@@ -272,9 +279,10 @@ KINDS: Final = (
     FailureKind(
         "A damaged or incomplete file", may_pass=True, contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
-        words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
-        r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
-        remedy="the file is incomplete or of another format: delete it, resume from an earlier one, and write to a "
+        words=r"failed finding central directory|invalid load key|Unsupported operand \d|\bfile\b[^\n]{0,40}\btruncated"
+        r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number"
+        "|unexpected EOF, expected",
+        remedy="the file is incomplete or of another format: replace it, or resume from an earlier one, and write to a "
         "temporary name before os.replace()"),
     FailureKind(
         "A pickle of code that is absent", outcome=FATAL, contents=(PICKLED_NAME,),
@@ -316,13 +324,13 @@ KINDS: Final = (
         remedy="call backward() before the step, and zero_grad() after it"),
     FailureKind(
         "A loss without a usable graph", outcome=FATAL,
-        words="does not require grad|in-?place operation|through the graph a second time",
+        words="does not require grad|[Ii]n-?place (operation|update)|through the graph a second time",
         remedy="compute the loss in this step without no_grad() and detach(), call backward() once, and change no "
         "tensor in place (clone it; a parameter under no_grad())"),
     FailureKind(
         "Objects that cannot be pickled", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
-        remedy="objects for spawned processes and DataLoader workers are pickled: define functions and classes at "
+        remedy="what is copied, saved or sent to a process is pickled: define functions and classes at "
         "a module's top level, open files there"),
     FailureKind(
         "An unknown user", own_words=True,
@@ -356,7 +364,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", may_pass=True, types=("subprocess.CalledProcessError",),
-        remedy="see its own output above in the log; a negative status is a signal"),
+        remedy="see its output above; a negative status is a signal"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or person sent SIGINT to the rank"),

@@ -211,7 +211,7 @@ def _has_content(kind: FailureKind, facts: ExceptionFacts) -> bool:
 
 
 def _has_type(kind: FailureKind, facts: ExceptionFacts) -> bool:
-    return any(map(facts.is_a, kind.types)) and _is_where(kind, facts)
+    return any(map(facts.is_a, kind.types)) and not any(map(facts.is_a, kind.unlike)) and _is_where(kind, facts)
 
 
 def _is_where(kind: FailureKind, facts: ExceptionFacts) -> bool:

@@ -41,7 +41,8 @@ _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptio
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
 # The last message of a shell about its script; bash adds the line. Other commands may follow earlier ones.
 _SHELL_SYNTAX: Final = re.compile(
-    r"^\S+: (?:line )?\d+: (?:[Ss]yntax error\b[^\n]*(?:\n[^\n]*)?|(?:\[\[|declare|popd|pushd|shopt|source): not found)"
+    r"^\S+: (?:line )?\d+: (?:(?:[Ss]yntax error|unexpected EOF while)\b[^\n]*(?:\n[^\n]*)?"
+    r"|(?:\[\[|declare|popd|pushd|shopt|source): not found)"
     r"\s*\Z",
     re.M,
 )

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 
 from ..base.files import read_json
 
+SHELL_PREFIX: Final = "_ddp_"
+"""Of the names in what a rank's bash runs before its script."""
 _SHELL_END_LIMIT: Final = 300  # characters
 
 
@@ -48,10 +50,15 @@ def read_own_ends(path: str) -> dict[int, OwnEnd]:
 
 
 def read_shell_end(path: str, exit_code: int) -> str:
-    """Return at which command a bash script ended with an exit code, as a text; empty: none did."""
+    """Return at which command a bash script ended with an exit code, as a text; empty: none did.
+
+    A subshell, and a line that bash cannot read, may follow the command that bash knows.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             code, script, command = file.read(_SHELL_END_LIMIT).split("\n", 2)
     except (OSError, ValueError):
         return ""
-    return f"{os.path.basename(script)} ended at `{' '.join(command.split())}`" if code == str(exit_code) else ""
+    if code != str(exit_code) or SHELL_PREFIX in command:  # it has run no command of the script
+        return ""
+    return f"{os.path.basename(script)} ended at or after `{' '.join(command.split())}`"

@@ -4,22 +4,24 @@ The functions of os and signal for this are replaced before the program starts. 
 """
 
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import update_wrapper
 from types import FrameType
 from typing import Any, Final
 
 from ..base.exceptions import LIBRARY
-from ..base.files import write_json
+from ..base.files import is_own_file, write_json
 from .end_notes import OwnEnd
 
 _TIMERS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """The signals of setitimer's three timers, by their numbers."""
 _TEXT_LIMIT: Final = 160
 _ARGUMENT_LIMIT: Final = 100
+_OWN_MODULES: Final = re.compile(r"(json|codecs|os|posixpath|signal|enum|encodings)\b")  # which the notes call
 _MOST_CHANGES: Final = 32  # of the call that is noted for an exit code
 
 
@@ -44,21 +46,14 @@ def observe_own_ends(path: str) -> None:
 
     def replace(module: Any, name: str, find_code: Callable[..., int], *, is_timer: bool = False) -> None:
         """Replace a function. ``find_code``: returns the exit code of a call, as a shell has it, or 0."""
-        original = getattr(module, name)
 
-        @wraps(original)
-        def observed(*arguments: Any, **options: Any) -> Any:
-            try:
-                code = find_code(*arguments, **options)
-                if code:
-                    text = repr(arguments[0])[:_ARGUMENT_LIMIT] if isinstance(next(iter(arguments), 0), str) else ""
-                    note(code, f"{module.__name__}.{name}({text})", sys._getframe(1), is_timer=is_timer)
-            except Exception:  # a bug here must never reach the script, and a full disk not hide its end
-                pass
-            return original(*arguments, **options)
+        def observe(*arguments: Any, **options: Any) -> None:
+            code = find_code(*arguments, **options)
+            if code:
+                text = repr(arguments[0])[:_ARGUMENT_LIMIT] if type(next(iter(arguments), 0)) is str else ""
+                note(code, f"{module.__name__}.{name}({text})", sys._getframe(2), is_timer=is_timer)
 
-        observed.__module__ = module.__name__  # by which pickle finds it
-        setattr(module, name, observed)
+        setattr(module, name, _ObservedFunction(module.__name__, getattr(module, name), observe))
 
     replace(os, "_exit", _find_exit_code)
     replace(os, "abort", _find_abort)
@@ -75,6 +70,42 @@ def observe_own_ends(path: str) -> None:
             replace(sys, "exit", _find_status)
 
     os.register_at_fork(after_in_child=observe_exit)
+
+
+class _ObservedFunction:
+    """A function with an observer of its calls. Like a builtin one it does not become a method in a class."""
+
+    def __init__(self, module: str, original: Any, observe: Callable[..., None]) -> None:
+        update_wrapper(self, original)
+        self.__module__ = module
+        self._name: str = original.__name__
+        self._original = original
+        self._observe = observe
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            self._observe(*arguments, **options)
+        except Exception as error:  # a bug here must never reach the script, and a full disk not hide its end
+            if _is_of_script(error):
+                raise
+        return self._original(*arguments, **options)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __reduce__(self) -> str:
+        return self._name  # by which pickle and copy find it in its module
+
+
+def _is_of_script(error: Exception) -> bool:
+    """Return whether a handler of a signal has raised an exception: it runs wherever the process is."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if not is_own_file(frame.f_code.co_filename) and not _OWN_MODULES.match(str(frame.f_globals.get("__name__"))):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _find_exit_code(status: int) -> int:

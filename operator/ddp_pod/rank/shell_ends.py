@@ -4,15 +4,26 @@ import os
 import shlex
 from typing import Final
 
+from .end_notes import SHELL_PREFIX
+
 _VARIABLE: Final = "BASH_ENV"
 # Only the first script, not those that it starts; and not `bash -c`, which becomes its last command unless it has a
-# trap. A script's own trap takes the place of this one.
-_TRAP: Final = """\
+# trap, nor a restricted shell, which may not write. A script's own trap takes the place of this one.
+# A script may see the trap, or extend it: so it is one line, calls no function of the script, and leaves `$?`, also
+# under `set -e`. A limit of files must not end it. The redirections hide it from `set -x`, and the argument of the
+# function keeps `$_`.
+_SETUP: Final = """\
+{{ {name}setup() {{
 unset BASH_ENV
-case $- in *c*) ;; *) trap '{{
-  case $? in 0) ;; *) printf "%s\\n%s\\n%s\\n" "$?" "${{BASH_SOURCE[0]:-$0}}" "$BASH_COMMAND" > {path} || :;; esac
-}} 2>/dev/null' EXIT ;; esac
+unset -f {name}setup
+case $- in *c*) ;; *) shopt -q restricted_shell || trap '{trap}' EXIT ;; esac
+}}; {name}setup "$_"; }} 2>/dev/null
 """
+_TRAP: Final = (
+    '{{ {name}code=$?; case ${name}code in 0) ;; *) trap "" XFSZ; '
+    r'builtin printf "%s\n%s\n%s\n" "${name}code" "${{BASH_SOURCE[0]:-$0}}" "$BASH_COMMAND" >| {path} || :; '
+    'trap - XFSZ; {name}end() {{ return "${name}code"; }}; {name}end && : ;; esac; }} 2>/dev/null'
+)
 
 
 def observe_shell(path: str) -> None:
@@ -21,5 +32,5 @@ def observe_shell(path: str) -> None:
         return
     setup = f"{path}.sh"
     with open(setup, "w", encoding="utf-8") as file:
-        file.write(_TRAP.format(path=path))
+        file.write(_SETUP.format(name=SHELL_PREFIX, trap=_TRAP.format(name=SHELL_PREFIX, path=path)))
     os.environ[_VARIABLE] = setup

@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -164,6 +165,8 @@ def _execute_program(target: str, args: list[str], files: _RankFiles, about: dic
         observe_shell(files.shell_end)
     except OSError:
         pass  # the folder is full: the command stays unknown
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(target, [target, *args])  # noqa: S606
     except OSError as error:

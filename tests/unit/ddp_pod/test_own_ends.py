@@ -98,6 +98,41 @@ def test_replaced_functions_can_be_pickled(tmp_path: Path) -> None:
     assert pickle.loads((tmp_path / "function").read_bytes()) is os._exit
 
 
+def test_replaced_functions_behave_as_builtin_ones(tmp_path: Path) -> None:
+    line = """import copy, inspect
+    class Timer:
+        alarm = signal.alarm
+    assert Timer().alarm(0) == 0
+    assert copy.deepcopy(os.kill) is os.kill
+    assert str(inspect.signature(os.kill)) == "(pid, signal, /)"
+    assert repr(os.kill) == "<built-in function kill>"
+    for wrong in (lambda: os.kill("x", 1), lambda: os.kill(1), lambda: os.kill(pid=1, signal=0)):
+        try:
+            wrong()
+        except TypeError:
+            continue
+        raise AssertionError"""
+    assert run_script(tmp_path, line) == (0, {})
+
+
+def test_exception_of_a_signal_handler_is_raised_while_a_call_is_noted(tmp_path: Path) -> None:
+    line = """import json, _signal
+    def give_up(*_):
+        raise ValueError
+    signal.signal(signal.SIGUSR1, give_up)
+    json.dump = lambda *_: _signal.raise_signal(signal.SIGUSR1)
+    try:
+        signal.alarm(60)
+    except ValueError:
+        raise SystemExit(5)"""
+    assert run_script(tmp_path, line) == (5, {})
+
+
+def test_fault_of_a_note_does_not_reach_the_script(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").mkdir()
+    assert run_script(tmp_path, "os._exit(4)") == (4, {})
+
+
 @pytest.mark.parametrize(
     ("code", "call", "is_timer", "category", "exit_code"),
     [

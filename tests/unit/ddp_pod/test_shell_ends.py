@@ -41,7 +41,7 @@ def test_command_at_which_a_script_ends_is_noted(
     tmp_path: Path, line: str, code: int, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_script(tmp_path, line, monkeypatch) == code
-    assert read_shell_end(str(tmp_path / "note"), code) == f"run.sh ended at `{command}`"
+    assert read_shell_end(str(tmp_path / "note"), code) == f"run.sh ended at or after `{command}`"
     assert read_shell_end(str(tmp_path / "note"), code + 1) == ""
 
 
@@ -51,6 +51,51 @@ def test_script_that_succeeds_or_has_a_trap_of_its_own_is_left_alone(
 ) -> None:
     run_script(tmp_path, line, monkeypatch)
     assert read_shell_end(str(tmp_path / "note"), 1) == ""
+
+
+_EXTEND = """old=$(trap -p EXIT | sed -e "s/^trap -- '//" -e "s/' EXIT$//")
+trap "${old:+$old; }rc=\\$?; echo cleanup \\$rc; exit \\$rc" EXIT
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("-x",), ("-eu",), ("-r",)])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo $_\n",
+        "set -Eeuo pipefail\ntrap 'echo ERR $? $LINENO $BASH_COMMAND' ERR\necho a\ngrep q /dev/null\n",
+        f"set -e\n{_EXTEND}exit 7\n",
+        "printf() { echo own $*; }\nexit 4\n",
+        "set -C\nIFS=0123456789\n(exit 34)\n",
+        "set -u\necho $NOPE\n",
+        "declare -F\nset | grep -ci ddp_\nexit 3\n",
+        "exec /nonexistent\n",
+        "ulimit -f 0\nfalse\n",
+        "if then\n",
+    ],
+)
+def test_script_runs_as_without_the_note(
+    tmp_path: Path, script: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.sh").write_text(script)
+    monkeypatch.delenv("BASH_ENV", raising=False)
+    ends = []
+    for is_observed in (False, True):
+        if is_observed:
+            observe_shell(str(tmp_path / "note"))
+        done = subprocess.run(["bash", *flags, "run.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        # The processes of a pipeline write in any order; `set -x` shows a trap that a script reads.
+        errors = sorted(done.stderr.splitlines()) if "trap -p" not in script else []
+        ends.append((done.returncode, done.stdout, errors))
+    assert ends[0] == ends[1]
+
+
+def test_script_that_has_run_no_command_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BASH_ENV", raising=False)
+    (tmp_path / "run.sh").write_text("if then\n")
+    observe_shell(str(tmp_path / "note"))
+    exit_code = subprocess.run(["bash", "run.sh"], cwd=tmp_path, check=False).returncode
+    assert read_shell_end(str(tmp_path / "note"), exit_code) == ""
 
 
 def test_one_command_takes_the_place_of_its_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +119,7 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("run.sh: line 2: DATA: unbound variable\nstep 1\n", False, ""),
         ("run.sh: line 3: syntax error near unexpected token `('\nrun.sh: line 3: `A=(1'\n", True, "bash has commands"),
         ('run.sh: 1: Syntax error: "(" unexpected\n', True, "bash has commands"),
+        ("run.sh: line 9: unexpected EOF while looking for matching `\"'\n", True, "bash has commands"),
         ("sh: 1: source: not found\n", True, "bash has commands"),
         ("sh: 1: nvidia-smi: not found\n", False, ""),
         ("run.sh: line 3: cd: /data: No such file or directory\n", False, "correct the path"),
