@@ -1,6 +1,7 @@
 """What is known about a rank that a signal has killed: the signal's meaning, faulthandler's report, mapped files."""
 
 import itertools
+import linecache
 import os
 import re
 import signal
@@ -43,6 +44,10 @@ RECURSION_REMEDY: Final = (
     "end the recursion earlier, replace it by a loop, or raise the stack's limit (`ulimit -s`, threading.stack_size)"
 )
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+_CALL_REMEDY: Final = (
+    "check what the line that crashed passes on (sizes, indices, types, pointers, objects that are freed by now), or "
+    "use another version of the library that it calls"
+)
 _SHORTENED: Final = (
     "memory was accessed for which its file has no data, as after it was shortened or rewritten in place: write a new "
     "file and rename it"
@@ -124,7 +129,17 @@ def read_crash(output: str) -> CrashReport | None:
     recursion = _describe_recursion(frames)
     if recursion and _CUT in stack:
         return CrashReport(text, recursion, RECURSION_REMEDY)
-    return CrashReport(text, _quote_abort(output[: reports[-1].start()], head))
+    quoted = _quote_abort(output[: reports[-1].start()], head)
+    own = next((frame for frame in frames if not LIBRARY.search(frame["path"])), None)
+    return CrashReport(text, quoted) if own is None else _name_caller(text, quoted, own)
+
+
+def _name_caller(text: str, quoted: str, own: re.Match[str]) -> CrashReport:
+    """Return the report with the line of the script from which native code was called that has failed."""
+    place = f"in native code, called by {own['function']} ({os.path.basename(own['path'])}:{own['line']})"
+    line = linecache.getline(own["path"], int(own["line"])).strip()
+    remedy = f"{_CALL_REMEDY}: `{line[:_LINE_SHOWN]}`" if line else ""
+    return CrashReport(text, " ".join(filter(None, (place, quoted))), remedy)
 
 
 def _find_current(lines: list[str]) -> int | None:

@@ -14,7 +14,7 @@ from ..base.pod import Pod, WorkerRecord, list_workers
 from ..base.runtime_files import ENDING
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ..contract.processes import name_command, process_state
-from ..progress.output import read_end, read_last_lines
+from ..progress.output_ends import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps
 from .rules import WorkerEnd, classify
 

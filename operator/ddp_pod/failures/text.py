@@ -39,6 +39,7 @@ _USAGE: Final = re.compile(r"^usage: .*^(?P<line>[^\n]*: error: [^\n]*)", re.I |
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
+_LOCAL_RANK_REQUIRED: Final = re.compile(r"\brequired: [^\n]{0,200}--local[-_]rank|Missing option '--local[-_]rank")
 # The last message of a shell about its script; bash adds the line. Other commands may follow earlier ones.
 _SHELL_SYNTAX: Final = re.compile(
     r"^\S+: (?:line )?\d+: (?:(?:[Ss]yntax error|unexpected EOF while)\b[^\n]*(?:\n[^\n]*)?"
@@ -56,6 +57,7 @@ LOCAL_RANK_REMEDY: Final = (
     "torch.distributed.launch passes --local-rank: accept both spellings, add_argument('--local-rank', '--local_rank', "
     "type=int), or run without it and read LOCAL_RANK from the environment"
 )
+LOCAL_RANK_REQUIRED_REMEDY: Final = "torchrun passes no --local_rank: read LOCAL_RANK from the environment"
 ARGUMENTS_REMEDY: Final = (
     "correct the script's arguments: args in spec.template, or those after -- on the command line; its --help lists "
     "them"
@@ -150,17 +152,19 @@ def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
     ``ranks``: those of the pod, each of which runs the program.
     """
     if is_usage(text, exit_code):
-        return ARGUMENTS_REMEDY
+        return _advise_on_arguments(text)
     refused = BROKEN_PYTHON.search(text)
     if refused is not None:
         variable = _PYTHON_VARIABLE.search(refused[0])
         return f"correct or remove {variable[0]} in the environment" if variable is not None else BROKEN_PYTHON_REMEDY
+    if exit_code == _TIME_LIMIT:
+        return TIME_LIMIT_REMEDY
     if ranks > 1 and _COLLISION.search(text):
         return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
     if _SHELL_SYNTAX.search(text):
         return SHELL_REMEDY
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
-    advice = find_advice(text) if is_silent or is_native_crash(exit_code) else ""
+    advice = find_advice(text) if is_silent else ""
     last = text.strip().rpartition("\n")[2]
     if advice or not is_silent or not last.endswith(f": {os.strerror(errno.ENOENT)}"):
         return advice
@@ -172,6 +176,12 @@ def find_refusal(text: str, exit_code: int) -> str:
     """Return the line of a program's output by which it, or its Python, refuses to start; empty without one."""
     refused = BROKEN_PYTHON.search(text)
     return find_usage_error(text, exit_code) or (refused[0] if refused is not None else "")
+
+
+def _advise_on_arguments(text: str) -> str:
+    if _LOCAL_RANK_REQUIRED.search(text):
+        return LOCAL_RANK_REQUIRED_REMEDY
+    return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(text) else ARGUMENTS_REMEDY
 
 
 def is_setup_mistake(text: str) -> bool:
@@ -198,7 +208,7 @@ def advise(
     if is_known:
         return advise_on_module(module[1], code) if module else advise_on_program(code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
-        return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
+        return _advise_on_arguments(end.text)
     kind = SIGNALS.get(find_signal(end.exit_code))
     if category in (UNKNOWN.name, NODE_FAULT.name, KILLED.name) and kind is not None:
         return kind.remedy

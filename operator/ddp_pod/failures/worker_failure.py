@@ -55,11 +55,20 @@ from ..contract.failure_table import (
 )
 from ..contract.names import EXIT_HANG, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
-from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
+from ..progress.output_ends import SECONDS_TO_KEEP, read_end, read_last_lines
 from ..rank.end_notes import OwnEnd, note_path, read_own_ends, read_shell_end
 from .collective_places import find_main_stack, find_place, find_timed_stack, is_wait
+from .crashes import (
+    CRASH_REMEDY,
+    RECURSION_REMEDY,
+    SIGNALS,
+    BusError,
+    CrashReport,
+    explain_bus_error,
+    is_complete,
+    read_crash,
+)
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
-from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import (
     FATAL,
     FULL_VOLUME,
@@ -605,7 +614,10 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     if crash is not None:
         traceback = crash.text
         message = ": ".join(filter(None, (failure.message, crash.note)))
-        failure = replace(failure, message=message, remedy=crash.remedy or failure.remedy)
+        is_vague = failure.remedy == CRASH_REMEDY or crash.remedy == RECURSION_REMEDY
+        failure = replace(
+            failure, message=message, remedy=crash.remedy if is_vague and crash.remedy else failure.remedy
+        )
     exceptions = [] if failure.exception_type else _find_printed_exceptions(pod, local_rank, last_lines, exit_code)
     exceptions = exceptions or _find_dead_helper(failure, last_lines)
     if not exceptions:

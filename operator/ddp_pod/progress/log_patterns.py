@@ -11,12 +11,12 @@ from ..contract.log_patterns import LOG_GROUPS
 from ..contract.progress import RankProgress
 from ..rank.counters import RankCounters
 from .line_steps import NumberSeries
+from .output_ends import COLOURS
 
 _LINE_LIMIT = 4096
 _LINES_PER_CHUNK = 200  # the last ones of each chunk are searched, so that a fast writer is not slowed down
 _MATCH_SECONDS = 0.1  # of CPU time: waiting for a CPU makes no pattern slow
 _SLOW_MATCHES = 3
-COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class PatternTooSlow(Exception):

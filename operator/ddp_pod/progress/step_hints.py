@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from ..base.files import read_json, try_write_json
+from ..base.files import try_write_json
 from ..base.pod import Pod, WorkerRecord
 from ..base.runtime_files import STEP_HINT_FILE
 from ..contract.names import PAGES
@@ -127,12 +127,6 @@ class StepHint:
 
 def _rank_candidate(found: _Candidate) -> tuple[bool, bool, bool, int]:
     return not found.last.is_epoch, found.last.is_step, found.last.total is not None, found.advances
-
-
-def read_step_hint(runtime: str) -> str:
-    """Return the hint that the log reader has written; empty without one."""
-    hint = read_json(os.path.join(runtime, STEP_HINT_FILE)).get("hint")
-    return hint if isinstance(hint, str) else ""
 
 
 def _explain(worker: WorkerRecord, counters: RankCounters | None) -> str:

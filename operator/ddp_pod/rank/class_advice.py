@@ -1,6 +1,7 @@
 """What to do about exceptions of Python's library and of torch, by what their class documents and their frames hold."""
 
 import ast
+import re
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -236,11 +237,27 @@ def _advise_on_times(_: BaseException, own: Own) -> str:
     )
 
 
+def _advise_on_number(error: BaseException, own: Own) -> str:
+    """Return which text is no number."""
+    frame, _, expression = own
+    if not isinstance(expression, ast.Call) or ast.unparse(expression.func) not in ("int", "float"):
+        return ""
+    for node in expression.args[:1]:
+        part, value = read_operand(frame, node)
+        if part is not node or type(value) is not str or repr(value[:_MOST_TEXT])[:-1] not in str(error):
+            continue
+        hint = " (it has a decimal comma)" if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value) else ""
+        hint = " (it is empty)" if not value.strip() else hint
+        return f"{value[:_MOST_TEXT]!r} is no number{hint}: correct the data, or convert or skip such a value before"
+    return ""
+
+
 _BY_CALL: Final[dict[tuple[str, str], Callable[[BaseException, Own], str]]] = {
     ("struct", "error"): _advise_on_bytes,
     ("binascii", "Error"): _advise_on_base64,
     ("_csv", "Error"): _advise_on_csv,
     ("io", "UnsupportedOperation"): _advise_on_stream,
     ("builtins", "TypeError"): _advise_on_type,
+    ("builtins", "ValueError"): _advise_on_number,
     ("builtins", "AttributeError"): _advise_on_context,
 }

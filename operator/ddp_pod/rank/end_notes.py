@@ -8,6 +8,7 @@ from ..base.files import read_json
 SHELL_PREFIX: Final = "_ddp_"
 """Of the names in what a rank's bash runs before its script."""
 _SHELL_END_LIMIT: Final = 300  # characters
+_SCRIPT_LIMIT: Final = 1 << 20  # characters
 
 
 class MappedFile(NamedTuple):
@@ -61,4 +62,18 @@ def read_shell_end(path: str, exit_code: int) -> str:
         return ""
     if code != str(exit_code) or SHELL_PREFIX in command:  # it has run no command of the script
         return ""
-    return f"{os.path.basename(script)} ended at or after `{' '.join(command.split())}`"
+    text = " ".join(command.split())
+    line = _find_line(script, text)
+    place = f"{os.path.basename(script)}:{line}" if line else os.path.basename(script)
+    return f"{place} ended at or after `{text}`"
+
+
+def _find_line(script: str, command: str) -> int:
+    """Return the only line of a script that has a command; 0: there are several, or it cannot be read."""
+    try:
+        with open(script, encoding="utf-8", errors="replace") as file:
+            lines = file.read(_SCRIPT_LIMIT).splitlines()
+    except (OSError, ValueError):
+        return 0
+    found = [number for number, line in enumerate(lines, 1) if command and command in " ".join(line.split())]
+    return found[0] if len(found) == 1 else 0

@@ -119,6 +119,7 @@ class _Search:
         self._seen: set[tuple[int, bool]] = set()
         self._names: set[tuple[int, str, bool]] = set()
         self._bindings: dict[str, Bindings] = {}  # of each file
+        self._failed: set[int] = set()  # calls that have returned nothing
         handlers = [signal.getsignal(number) for number in signal.valid_signals()]
         self._handlers = [handler.__code__ for handler in handlers if type(handler) is FunctionType]
 
@@ -139,8 +140,10 @@ class _Search:
     def add_call(self, scope: _Scope, code: _Code) -> None:
         """Add what the call that failed has read itself: nothing has come from it yet."""
         call = code.expression
-        if isinstance(call, ast.Call) and is_changing(call, scope.read, self._since):
-            self.found.add(FILE)
+        if isinstance(call, ast.Call):
+            self._failed.add(id(call))
+            if is_changing(call, scope.read, self._since):
+                self.found.add(FILE)
 
     def explore(self, scope: _Scope, nodes: Sequence[ast.AST]) -> bool:
         """Add the sources of nodes. Returns whether these depend on the scope's arguments."""
@@ -210,7 +213,8 @@ class _Search:
         if function is MISSING or function is None:
             return []
         source = _find_source(function, scope)
-        if source and not (is_layout and source in (RANDOM, CLOCK)):
+        has_begun_process = source == PROCESS and id(call) in self._failed
+        if source and not has_begun_process and not (is_layout and source in (RANDOM, CLOCK)):
             self.found.add(source)
         if getattr(function, "__module__", None) in _COLLECTIVES:
             return []  # what other ranks send is the same in each attempt

@@ -27,6 +27,7 @@ from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
 from ..network.resolver import repeat_lost_queries_soon
 from ..progress.line_steps import find_total
+from ..progress.log_reader import keep_reading
 from ..torchrun.fork_client import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
 from .program import find_missing_program
@@ -92,7 +93,9 @@ def main(argv: Sequence[str], signals: list[int], features: Features) -> int:
     services = [part.create for part in parts if part.create is not None]
     try:
         entry = _build_entry(command, line)
-        return Supervisor(pod, entry, signals, warm=warm, server=server, features=services).run()
+        return Supervisor(
+            pod, entry, signals, warm=warm, server=server, copy_output=keep_reading, features=services
+        ).run()
     except Exception as error:
         bug = describe(error)
         message = f"internal error of the launcher: {bug['type']}: {bug['message']}"

@@ -27,9 +27,8 @@ from ..failures.worker_failure import find_root_cause
 from ..network.master import count_connections
 from ..progress.keeper import ProgressKeeper
 from ..progress.metrics import MetricsEndpoint
-from ..progress.output import OutputReader
+from ..progress.output import CopyOutput, OutputReader, read_step_hint
 from ..progress.rank_progress import RankReader, create_counters
-from ..progress.step_hints import read_step_hint
 from ..torchrun.channel import (
     EndsNeeded,
     PhaseEntered,
@@ -61,8 +60,8 @@ _SECONDS_BETWEEN_CHECKS = 0.2  # of deadlines
 class Supervisor:
     """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers.
 
-    ``server``: a fork server that runs already; ``features``: what creates the services of features, in the order in
-    which they finish. It is the ``Control`` of the services.
+    ``server``: a fork server that runs already; ``copy_output``: what the log reader does; ``features``: what creates
+    the services of features, in the order in which they finish. It is the ``Control`` of the services.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class Supervisor:
         *,
         warm: bool,
         server: ForkServer | None = None,
+        copy_output: CopyOutput,
         features: Sequence[CreateServices] = (),
     ) -> None:
         self.pod = pod
@@ -89,7 +89,7 @@ class Supervisor:
         self._store_guard: int | None = None
         counters = create_counters(pod)
         marked = pod.nproc_per_node > 1 and not _uses_torchrun_logs(pod) and os.environ.get(_ENV_LOG_PREFIX) != "0"
-        self._reader = OutputReader(pod, marked=marked, counters=counters)
+        self._reader = OutputReader(pod, copy_output, marked=marked, counters=counters)
         self._ranks = RankReader(pod.runtime, counters)
         self._restarts = InPlaceRestarts(pod, self._ranks)
         keeper = ProgressKeeper(pod, self._ranks, self._observe_progress)

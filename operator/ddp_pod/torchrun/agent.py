@@ -37,7 +37,7 @@ from ..failures.worker_failure import (
     list_error_files,
     remove_error_files,
 )
-from ..progress.output import SECONDS_TO_KEEP, read_end
+from ..progress.output_ends import SECONDS_TO_KEEP, read_end
 from ..rank.group_records import list_trainers
 from .channel import (
     AgentRequest,

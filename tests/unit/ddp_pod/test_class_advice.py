@@ -136,6 +136,16 @@ def compare_times() -> None:
     print(newest < row["time"])
 
 
+def read_decimal_comma() -> None:
+    row = {"price": "17,25"}
+    float(row["price"])
+
+
+def read_empty_cell() -> None:
+    cell = ""
+    int(cell)
+
+
 def search_tensors() -> None:
     [torch.ones(2), torch.ones(2)].index(torch.zeros(2))
 
@@ -171,6 +181,8 @@ def leave_with_text() -> None:
         (choose_start_twice, "call set_start_method() once, or use get_context(…)"),
         (compare_times, "row['time'] has no time zone"),
         (search_tensors, "by .any() or .all()"),
+        (read_decimal_comma, "'17,25' is no number (it has a decimal comma): correct the data"),
+        (read_empty_cell, "'' is no number (it is empty): correct the data"),
         (pack_empty, ""),
         (leave_with_text, "or what it refuses: len(arguments) < 2"),
         (flip_twice, "You can probably work around this by making a copy of your array with array.copy()"),

@@ -27,7 +27,8 @@ from ddp_pod.failures.crashes import (
 )
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
-from ddp_pod.progress.output import _RankOutput, read_end
+from ddp_pod.progress.log_reader import _RankOutput
+from ddp_pod.progress.output_ends import read_end
 from ddp_pod.rank.end_notes import MappedFile, note_path
 from ddp_pod.rank.ended_children import find_ended_child
 from ddp_pod.rank.mapped_files import list_mapped_files

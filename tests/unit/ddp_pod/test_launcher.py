@@ -32,6 +32,7 @@ from ddp_pod.contract.plan import (
 )
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
+from ddp_pod.progress.log_reader import keep_reading
 from ddp_pod.progress.rank_progress import fetch_page
 from ddp_pod.supervise.agent_process import AgentProcess
 from ddp_pod.supervise.main import main
@@ -249,7 +250,7 @@ def test_failure_before_stop_signal_counts_before_agent_reports_running(
     (tmp_path / "errors").mkdir()
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
     write_json(str(tmp_path / "errors" / "1.json"), error)
-    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], warm=False, copy_output=keep_reading)
     pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
     pod._agent.pid = 2**22 + 1  # no process
@@ -263,7 +264,7 @@ def test_pod_finishes_its_own_work_before_the_kubelet_kills_it(
 ) -> None:
     parsed = job(checkpoint={"path": "/data", "graceSeconds": 600})
     workers_grace = _workers_grace(parsed, {"terminationGracePeriodSeconds": total})
-    pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], warm=False, copy_output=keep_reading)
     now = 100.0
     monkeypatch.setattr("ddp_pod.supervise.stop.time.monotonic", lambda: now)
     pod._receive_signal(signal.SIGTERM, None)
@@ -280,10 +281,10 @@ def test_taken_port_is_replaced_if_port_file_exists(
     with socket.create_server(("", 0)) as taken:
         taken_port = taken.getsockname()[1]
         pod = launcher_pod(tmp_path, metrics_port=taken_port)
-        Supervisor(pod, [], [], warm=False)._serve_metrics()
+        Supervisor(pod, [], [], warm=False, copy_output=keep_reading)._serve_metrics()
         assert f"no metrics: cannot listen on port {taken_port}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
-        Supervisor(pod, [], [], warm=False)._serve_metrics()
+        Supervisor(pod, [], [], warm=False, copy_output=keep_reading)._serve_metrics()
     port = json.loads((tmp_path / "port").read_text())
     assert f"metrics are on port {port}: cannot listen on {taken_port}" in capsys.readouterr().err
     assert "ddp_launcher_phase" in fetch_page(port)
@@ -336,7 +337,7 @@ def test_agent_that_was_never_forked_ends_with_its_server(agent: Any) -> None:
 def test_stop_signal_reaches_workers_on_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], warm=False, copy_output=keep_reading)
     sent: list[int] = []
     monkeypatch.setattr(pod._agent, "kill", sent.append)
     pod._on_signal(signal.SIGTERM)

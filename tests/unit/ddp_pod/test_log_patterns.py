@@ -18,7 +18,8 @@ from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
 from ddp_pod.contract.series import SERIES
 from ddp_pod.progress import output
 from ddp_pod.progress.log_patterns import _MATCH_SECONDS, LogProgress, PatternTooSlow
-from ddp_pod.progress.output import Lines, keep_reading, read_last_lines, read_output
+from ddp_pod.progress.log_reader import Lines, keep_reading, read_output
+from ddp_pod.progress.output_ends import read_last_lines
 from tests.support.launcher_config import launcher_pod
 
 NOW = 1_700_000_000.0
@@ -354,7 +355,7 @@ def test_internal_error_of_reader_keeps_the_log(tmp_path: Path, monkeypatch: pyt
     pod = launcher_pod(tmp_path, log_patterns=(r"step (?P<step>\d+)",), epochs=2)
     pipes = [os.pipe() for _ in range(5)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
-    monkeypatch.setattr("ddp_pod.progress.output.log", lambda text: os.write(error_end, text.encode()))
+    monkeypatch.setattr("ddp_pod.progress.log_reader.log", lambda text: os.write(error_end, text.encode()))
     child = os.fork()
     if not child:
         os.dup2(log_end, 1)

@@ -10,6 +10,7 @@ import pytest
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.progress import step_hints
+from ddp_pod.progress.log_reader import keep_reading
 from ddp_pod.progress.step_hints import StepHint
 from ddp_pod.rank.counters import RankCounters
 from ddp_pod.supervise.supervisor import Supervisor
@@ -131,7 +132,7 @@ def test_hint_is_in_the_report_until_a_rank_shows_progress(tmp_path: Path, clock
     pod = launcher_pod(tmp_path)
     hint = build_late(StepHint(pod, 0), clock, SHELL, None)
     (tmp_path / "metrics").mkdir()
-    supervisor = Supervisor(pod, [], [], warm=False)
+    supervisor = Supervisor(pod, [], [], warm=False, copy_output=keep_reading)
     assert supervisor._build_report([]).step_hint == hint
     write_json(str(tmp_path / "metrics" / "0.log"), {"step": 1})
     assert not supervisor._build_report([]).step_hint

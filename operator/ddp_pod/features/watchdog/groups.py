@@ -18,7 +18,7 @@ from ...contract.processes import find_family, kill, process_state
 from ...contract.records import read_record
 from ...failures.kinds import FATAL
 from ...failures.rank_ends import describe_ended_ranks
-from ...progress.output import read_last_lines
+from ...progress.output_ends import read_last_lines
 from ...progress.rank_progress import RankReader
 from ...rank.group_records import RankGroups, read_groups
 from ...rank.groups import MEMBER, STEPPING, GroupRecord

@@ -5,7 +5,7 @@ from typing import Final
 
 from ...base.pod import Pod, WorkerRecord
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ...progress.output import read_end
+from ...progress.output_ends import read_end
 from .collectives import RankCollectives
 from .polling import explain_polling
 from .remedies import DEAD_CHILD_REMEDY, INHERITED_LOCK_REMEDY, UNPICKLED_REMEDY, UNREAD_OUTPUT_REMEDY

@@ -26,13 +26,13 @@ from ...contract.run_report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
-from ...progress.output import read_last_lines
+from ...progress.output_ends import read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.feature_messages import FeatureSummary, PeersLost
 from .activity import describe_activity
 from .collectives import Collective, CollectivesRequest, RankCollectives
 from .helpers import explain_wait, find_helper
-from .remedies import DDP_FORWARD_REMEDY, ONE_WAY_REMEDY, advise_on_line
+from .remedies import DDP_FORWARD_REMEDY, ONE_WAY_REMEDY, PAIR_REMEDY, advise_on_line
 from .stacks import ChildStack, Stack, add_awaited, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
@@ -120,6 +120,8 @@ class StalledWorker(NamedTuple):
         if self.collectives.are_over and self.stack.is_in_torch:
             last = self.collectives.last if self.stack.waits_for_result else None  # its end is not recorded as such
             call = self.stack.library_call if last is None else last.text
+        elif not self.collectives.groups and self.stack.library_call in _ONE_WAY:
+            call = self.stack.library_call  # groups do not count calls between two ranks
         return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
 
 
@@ -256,7 +258,7 @@ class StallMonitor(Service):
             "type": _MISMATCH,
             "message": f"mismatch between collectives: {describe_waits(waits)}",
             "secondary": False,
-            "remedy": DDP_FORWARD_REMEDY if odd.stack.is_in_forward else "",
+            "remedy": DDP_FORWARD_REMEDY if odd.stack.is_in_forward else _advise_on_pairs(waits),
         }
 
     @property
@@ -740,6 +742,11 @@ class StallMonitor(Service):
         """Return the call between two ranks, without its opposite, in which all ranks wait; empty if there is none."""
         calls = {wait.collective.partition(" ")[0] for wait in self._list_waits()}
         return calls.pop() if len(calls) == 1 and calls <= _ONE_WAY else ""
+
+
+def _advise_on_pairs(waits: Sequence[RankWait]) -> str:
+    """Return the remedy for ranks that all wait in calls between two ranks; empty if some wait elsewhere."""
+    return PAIR_REMEDY if {wait.collective for wait in waits} <= _ONE_WAY else ""
 
 
 def _identify(stalled: StalledWorker) -> dict[str, Any]:

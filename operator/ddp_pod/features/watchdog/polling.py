@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from .remedies import MISSING_FILE_REMEDY, POLL_REMEDY, REMAINING_FILE_REMEDY
+from .remedies import MISSING_FILE_REMEDY, POLL_REMEDY, REMAINING_FILE_REMEDY, RETRY_REMEDY
 from .stacks import StackFrame
 
 _MOST_BYTES: Final = 1 << 20  # of a script
@@ -31,8 +31,11 @@ def explain_polling(
     ``in_library``: other loops of a library than those for the end of a file are its own matter.
     """
     loop = _find_loop(frame)
-    if loop is None or isinstance(loop.test, ast.Constant):  # perhaps that of the training
+    if loop is None:
         return None
+    if isinstance(loop.test, ast.Constant):  # perhaps that of the training
+        tried = "" if in_library else _find_retried(loop, frame.line)
+        return Polling(f"it tries {tried[:_HEADER_LIMIT]!r} again and again", RETRY_REMEDY) if tried else None
     lock = _find_awaited_end(loop.test, paths)
     if lock and (in_library or all(map(_is_plain_call, loop.body))):  # a loop that does work awaits no end
         return Polling(f"it waits until {lock[:_PATH_LIMIT]} is removed", REMAINING_FILE_REMEDY)
@@ -42,7 +45,10 @@ def explain_polling(
     missing = [path for path in _list_files(loop.test, paths) if not _exists(pid, path)]
     if missing and not lock:
         return Polling(f"it waits for {missing[0][:_PATH_LIMIT]}, which does not exist", MISSING_FILE_REMEDY)
-    return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", POLL_REMEDY)
+    awaits_file = isinstance(loop.test, ast.UnaryOp) and bool(_find_awaited_end(loop.test.operand, paths))
+    is_known = awaits_file and not missing and any(_list_files(loop.test, paths))  # it exists by now
+    remedy = MISSING_FILE_REMEDY if awaits_file and not is_known else POLL_REMEDY
+    return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", remedy)
 
 
 def _find_loop(frame: StackFrame) -> ast.While | None:
@@ -59,6 +65,18 @@ def _find_loop(frame: StackFrame) -> ast.While | None:
         if isinstance(node, ast.While) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
     return max(loops, key=lambda loop: loop.lineno, default=None)
+
+
+def _find_retried(loop: ast.While, line: int) -> str:
+    """Return what an endless loop tries again after an exception, where it sleeps at a line; empty: nothing."""
+    for node in loop.body:
+        if not isinstance(node, ast.Try) or not node.handlers:
+            continue
+        sleeps = any(handler.lineno <= line <= (handler.end_lineno or 0) for handler in node.handlers)
+        is_left = any(isinstance(part, (ast.Return, ast.Break)) for item in node.body for part in ast.walk(item))
+        if (sleeps or line > (node.end_lineno or line)) and (is_left or node.orelse):
+            return ast.unparse(node.body[0])
+    return ""
 
 
 def _is_plain_call(statement: ast.stmt) -> bool:

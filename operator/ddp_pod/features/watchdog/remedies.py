@@ -31,6 +31,7 @@ REMAINING_FILE_REMEDY: Final = (
 )
 FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
 POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
+RETRY_REMEDY: Final = "see in the log why each try fails, and let the loop give up after some of them"
 MISSING_FILE_REMEDY: Final = (
     "let one rank create the file under the path for which all wait: broadcast() a name that each forms itself, or "
     "call barrier() instead"
@@ -41,6 +42,10 @@ DDP_FORWARD_REMEDY: Final = (
     "some evaluate, call model.module, or evaluate on all ranks"
 )
 ONE_WAY_REMEDY: Final = "let one rank of each pair send what the other receives, or use batch_isend_irecv() in both"
+
+PAIR_REMEDY: Final = (
+    "each send needs a recv on the other rank, with the same tag, and in the same order where the tag is the same"
+)
 
 
 def advise_on_line(line: str) -> str:
