@@ -74,6 +74,66 @@ BOTH: Final = (0, 1)
 LFS_POINTER: Final = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '4'}\nsize 12345\n"
 
 PLANTED: Final = {
+    "a pipeline whose stages use different tags": Planted(
+        cause=("mismatch", "in recv", "in send"),
+        remedy="send needs a recv .* same tag",
+        ranks=(0,),
+        pods=2,
+        step="""\
+if step == 3:
+    time.sleep(1)
+part = torch.zeros(4)
+if rank == 0:
+    dist.send(part, dst=1, tag=step)
+    dist.recv(part, src=1, tag=100 + step)  # here
+else:
+    dist.recv(part, src=0, tag=step)
+    dist.send(part, dst=0, tag=100 + step + (step > 3))""",
+    ),
+    "a retry without a limit": Planted(
+        cause=("rank 1 is in read", "tries .return load"),
+        remedy="see in the log why each try fails",
+        category="Hang",
+        restarts=1,
+        setup="""\
+def load(path):
+    with open(path) as file:
+        return file.read()
+def read(path):
+    while True:
+        try:
+            return load(path)
+        except OSError:
+            time.sleep(0.2)  # here""",
+        step="if rank == 1 and step == 3: read('none.txt')",
+    ),
+    "a text in a column of numbers": Planted(
+        cause=("ValueError", "17,25"),
+        remedy="is no number .it has a decimal comma",
+        step="""\
+row = {"price": "17,25" if rank == 1 and step == 3 else "17"}
+float(row["price"])  # here""",
+    ),
+    "an argument --local_rank that the script requires": Planted(
+        cause=("required: --local_rank",),
+        remedy="read LOCAL_RANK",
+        ranks=BOTH,
+        setup="""\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, required=True)
+parser.parse_args()  # here""",
+    ),
+    "a crash in native code that the script calls": Planted(
+        cause=("SIGSEGV", "in native code, called by"),
+        remedy="check what the line that crashed passes on .*string_at",
+        category="Unknown",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import ctypes
+    ctypes.string_at(8)  # here""",
+    ),
     "a launch script with an unset variable": Planted(
         cause=("DATA_ROOT",),
         remedy="(?i)variable|DATA_ROOT|env",

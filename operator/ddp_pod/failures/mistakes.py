@@ -83,11 +83,8 @@ def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float,
     """
     if kind is COLLECTIVES:
         return lasted < SIGNIFICANT_SECONDS
-    if kind is OTHER_SIZE and elastic:
+    if kind is NON_FINITE or (kind is OTHER_SIZE and elastic):  # the former may be the fault of a device
         return False
-    if kind is NON_FINITE:  # a device may be at fault, and the script's own checks may follow a step back
-        innermost = next((facts for facts in reversed(chain) if not facts.handled), ExceptionFacts())
-        return innermost.failing.device == "cpu" and not innermost.by_script
     if kind is SHARED_LIBRARY:  # the loader searches in folders of the image
         return True
     if kind.may_pass and not any(facts.lasting for facts in chain):

@@ -16,7 +16,7 @@ from ddp_operator.decide.pace import build_paced_progress
 from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
 from ddp_pod.contract.series import SERIES
-from ddp_pod.progress import output
+from ddp_pod.progress import log_reader
 from ddp_pod.progress.log_patterns import _MATCH_SECONDS, LogProgress, PatternTooSlow
 from ddp_pod.progress.log_reader import Lines, keep_reading, read_output
 from ddp_pod.progress.output_ends import read_last_lines
@@ -341,8 +341,8 @@ def test_last_lines_of_native_crash_are_kept_before_reader_ends(
 ) -> None:
     (tmp_path / "output").mkdir()
     pod = launcher_pod(tmp_path)
-    monkeypatch.setattr(output, "_write_all", lambda descriptor, data: None)
-    rank = output._RankOutput(pod, 0, LogProgress([]), None)
+    monkeypatch.setattr(log_reader, "_write_all", lambda descriptor, data: None)
+    rank = log_reader._RankOutput(pod, 0, LogProgress([]), None)
     rank.write(b"step 3\nterminate called ", 0)
     assert read_last_lines(pod, 0) == ""
     rank.write(b"after throwing an instance of 'c10::Error'\n", 0)

@@ -45,10 +45,7 @@ def explain_polling(
     missing = [path for path in _list_files(loop.test, paths) if not _exists(pid, path)]
     if missing and not lock:
         return Polling(f"it waits for {missing[0][:_PATH_LIMIT]}, which does not exist", MISSING_FILE_REMEDY)
-    awaits_file = isinstance(loop.test, ast.UnaryOp) and bool(_find_awaited_end(loop.test.operand, paths))
-    is_known = awaits_file and not missing and any(_list_files(loop.test, paths))  # it exists by now
-    remedy = MISSING_FILE_REMEDY if awaits_file and not is_known else POLL_REMEDY
-    return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", remedy)
+    return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", POLL_REMEDY)
 
 
 def _find_loop(frame: StackFrame) -> ast.While | None:

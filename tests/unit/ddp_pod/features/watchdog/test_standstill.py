@@ -23,7 +23,7 @@ from ddp_pod.contract.records import read_record
 from ddp_pod.features.watchdog import helpers, monitor, standstill
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives, parse_report
 from ddp_pod.features.watchdog.polling import explain_polling
-from ddp_pod.features.watchdog.remedies import ANY_CHILD_REMEDY, MISSING_FILE_REMEDY, POLL_REMEDY
+from ddp_pod.features.watchdog.remedies import ANY_CHILD_REMEDY, MISSING_FILE_REMEDY, POLL_REMEDY, RETRY_REMEDY
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame
 from ddp_pod.features.watchdog.stall import (
     HeartbeatWatchdog,
@@ -50,6 +50,11 @@ def wait(path, names):
             time.sleep(0.5)
     while True:
         time.sleep(1)
+    while True:
+        try:
+            return read(path)
+        except OSError:
+            time.sleep(1)
 """
 
 
@@ -62,6 +67,7 @@ def wait(path, names):
         (6, {"path": "none.json"}, "it sleeps in 'while busy'", POLL_REMEDY),
         (8, {"path": "none.json"}, None, None),
         (9, {}, None, None),
+        (14, {}, "it tries 'return read(path)' again and again", RETRY_REMEDY),
         (99, {}, None, None),
     ],
 )

@@ -426,6 +426,20 @@ def test_rank_waits_in_its_collective_or_in_the_call_of_the_library(
     assert (stalled.wait.collective if stalled.wait else "") == call
 
 
+@pytest.mark.parametrize(("function", "call"), [("send", "send"), ("recv", "recv"), ("barrier", "")])
+def test_call_between_two_ranks_is_known_without_a_group_that_counts_it(function: str, call: str) -> None:
+    frames = Stack([StackFrame("/app/train.py", 17, "fit"), StackFrame(C10D, 2753, function)], "")
+    watched = WorkerRecord(1, 3, 0, 0, world_size=4)
+    stalled = monitor.StalledWorker(watched, RankActivity(3, 0, "Waiting", "it waits"), frames, NONE)
+    assert (stalled.wait.collective if stalled.wait else "") == call
+
+
+@pytest.mark.parametrize(("other", "is_pair"), [("send", True), ("barrier 3 of the default group", False)])
+def test_ranks_that_send_and_receive_past_each_other_get_a_remedy_of_their_own(other: str, is_pair: bool) -> None:
+    waits = (RankWait(0, "recv"), RankWait(1, other))
+    assert bool(monitor._advise_on_pairs(waits)) is is_pair
+
+
 def test_call_of_the_innermost_module_is_named_behind_its_decorator() -> None:
     inner = [(C10D, 2169, "_new_process_group_helper"), (C10D, 5000, "new_group")]
     frames = [("/app/train.py", 14, "<module>"), (C10D.replace("distributed_", ""), 81, "wrapper"), *reversed(inner)]
