@@ -11,7 +11,7 @@ import pytest
 from ddp_pod.contract.failure_record import EVIDENCE_ERROR
 from ddp_pod.contract.names import EXIT_USER_ERROR
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.text import advise_on_output, is_setup_mistake
+from ddp_pod.failures.text import TIME_LIMIT_REMEDY, advise_on_output, is_setup_mistake
 from ddp_pod.failures.worker_failure import add_last_lines, examine_worker, is_unexplained
 from ddp_pod.rank.end_notes import read_shell_end
 from ddp_pod.rank.shell_ends import observe_shell
@@ -43,6 +43,8 @@ def test_command_at_which_a_script_ends_is_noted(
     assert run_script(tmp_path, line, monkeypatch) == code
     assert read_shell_end(str(tmp_path / "note"), code) == f"run.sh ended at or after `{command}`"
     assert read_shell_end(str(tmp_path / "note"), code + 1) == ""
+    monkeypatch.chdir(tmp_path)  # where the script can be read
+    assert read_shell_end("note", code).startswith("run.sh:3 ended at or after `")
 
 
 @pytest.mark.parametrize("line", ["true", "trap 'echo own' EXIT; false", "exec false", "kill $$"])
@@ -135,6 +137,10 @@ def test_setup_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_message_of_a_shell_about_its_script_is_explained(text: str, is_mistake: bool, remedy: str) -> None:
     assert is_setup_mistake(text) is is_mistake
     assert remedy in advise_on_output(text, 1)
+
+
+def test_time_limit_of_a_command_in_a_script_is_what_to_raise() -> None:
+    assert advise_on_output("step 59 loss 1.8\n", 124) == TIME_LIMIT_REMEDY
 
 
 def test_mistake_of_a_script_is_described_once_and_ends_the_job(tmp_path: Path) -> None:
